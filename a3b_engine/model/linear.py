@@ -1,0 +1,34 @@
+"""Matrix products with weights as they are stored, and the two RMS norms of the architecture."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ..checkpoint.scaled import ScaledWeight
+
+Weight = torch.Tensor | ScaledWeight
+
+
+def dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
+    """The weight as a plain tensor of `dtype`; a block-scaled one is multiplied out in float32 first."""
+    return weight.dequantize(dtype) if isinstance(weight, ScaledWeight) else weight.to(dtype)
+
+
+def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """x [..., K] times weight [N, K] transposed, in x's dtype -> [..., N]."""
+    return F.linear(x, dense(weight, x.dtype), bias)
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Zero-centred RMS norm over the last dimension: x / rms(x) * (1 + weight), in float32, returned in x's dtype."""
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    return (y * (1.0 + weight.float())).to(x.dtype)
+
+
+def gated_rms_norm(x: torch.Tensor, gate: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS norm with a plain weight, then times SiLU(gate): the output norm of Gated DeltaNet, in float32."""
+    y = x.float()
+    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+    return weight.float() * y * F.silu(gate.float())
