@@ -228,7 +228,8 @@ def _text_config(section: _Section, top: _Section) -> TextConfig:
         raise section.fail("num_experts", experts, "the number of experts; dense Qwen3.5 models run in ComfyUI's own text generation")
     experts = integer("num_experts", maximum=65536)
     rope_theta, rotary_dim, mrope_section = _rotary(section, head_dim)
-    tied = section.get("tie_word_embeddings", top.get("tie_word_embeddings", False))
+    # The outer value decides: transformers writes its default (false) into text_config whatever the model does.
+    tied = top.get("tie_word_embeddings", section.get("tie_word_embeddings", False))
     return TextConfig(
         vocab_size=integer("vocab_size"),
         hidden_size=integer("hidden_size"),

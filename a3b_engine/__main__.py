@@ -1,0 +1,36 @@
+"""`python -m a3b_engine COMMAND`: the engine without ComfyUI."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from typing import Sequence
+
+from .cli.console import fail, use_utf8
+from .errors import A3BError
+
+COMMANDS = ("generate", "parse")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (0 done, 2 bad input)."""
+    use_utf8()
+    parser = argparse.ArgumentParser(prog="python -m a3b_engine", description="Qwen3.5/3.6 mixture-of-experts engine and comic script tools.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    modules = {name: import_module(f".cli.{name}", __package__) for name in COMMANDS}
+    for module in modules.values():
+        module.add_parser(subparsers)
+    options = parser.parse_args(arguments)
+    try:
+        return modules[options.command].run(options)
+    except A3BError as error:
+        return fail(error)
+    except OSError as error:
+        return fail(error)
+    except KeyboardInterrupt:
+        return fail("interrupted")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

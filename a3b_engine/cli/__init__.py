@@ -1,0 +1,1 @@
+"""Commands of `python -m a3b_engine`, one module a command."""

@@ -1,0 +1,113 @@
+"""`generate`: one answer from a checkpoint folder, streamed to the terminal or as a JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from ..errors import ImageError, PromptError
+from .console import print_json
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser("generate", help="write an answer", description="Write one answer; text goes to standard output as it appears.")
+    parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="checkpoint folder")
+    parser.add_argument("--prompt", required=True, metavar="TEXT", help="user text; [[IMG]] or [[IMG:2]] places pictures; @FILE reads a UTF-8 file")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system text; @FILE reads a UTF-8 file")
+    parser.add_argument("--image", action="append", default=[], type=Path, metavar="FILE", help="picture, may be repeated")
+    parser.add_argument("--image-size", type=int, default=384, metavar="PX", help="encoder input size (default %(default)s)")
+    parser.add_argument("--fit", default="keep", choices=("keep", "letterbox", "crop", "stretch"))
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--schema", type=Path, metavar="FILE", help="JSON schema the answer must follow")
+    shape.add_argument("--comic", type=int, metavar="N", help="answer with a comic script of N panels")
+    shape.add_argument("--regex", metavar="RE", help="regular expression the answer must match")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of dialogue with --comic (default %(default)s)")
+    parser.add_argument("--thinking", action="store_true", help="let the model think first")
+    parser.add_argument("--thinking-budget", type=int, metavar="N", help="close the thinking after N tokens")
+    parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="limit of the answer (default %(default)s)")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
+    parser.add_argument("--top-p", type=float, default=0.8)
+    parser.add_argument("--top-k", type=int, default=20)
+    parser.add_argument("--min-p", type=float, default=0.0)
+    parser.add_argument("--presence-penalty", type=float, default=0.0)
+    parser.add_argument("--frequency-penalty", type=float, default=0.0)
+    parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 to 2^64-1 (default %(default)s)")
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="text that ends the answer, may be repeated")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda:0, ... (default %(default)s)")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="compute type (default: float32 on a CPU, bfloat16 on a GPU)")
+    parser.add_argument("--vram-gb", type=float, default=0.0, metavar="GB", help="refuse to hold more than this on the device (0: no cap)")
+    parser.add_argument("--context", type=int, default=8192, metavar="N", help="most tokens of prompt and answer (default %(default)s)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns 0; bad input raises `A3BError` or `OSError`, which the caller prints in one line."""
+    from ..engine import Engine
+    from ..prompt import Prompt
+    from ..sampling import SamplingParams
+
+    sampling = SamplingParams(
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+        stop=tuple(options.stop),
+        thinking_budget=options.thinking_budget,
+    )
+    schema = options.schema.read_text(encoding="utf-8-sig") if options.schema else None
+    if options.comic is not None:
+        from ..script.grammar import comic_json_schema
+
+        schema = comic_json_schema(options.comic, options.rounds)
+    pictures = [_open_picture(path) for path in options.image]
+    budget = int(options.vram_gb * 1e9) or None
+    engine = Engine.load(options.model, options.device, dtype=options.dtype, vram_budget=budget, context=options.context)
+    prompt = Prompt(
+        user=_text(options.prompt),
+        system=_text(options.system),
+        images=engine.encode_image(pictures, options.image_size, options.fit) if pictures else [],
+    )
+
+    def show(event) -> None:
+        if not event.thinking:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+
+    answer = engine.generate(
+        prompt, sampling, schema=schema, regex=options.regex, thinking=options.thinking, on_token=None if options.json else show
+    )
+    if options.json:
+        print_json({**answer.to_dict(), "model": engine.name, "memory": engine.memory()})
+    else:
+        print()
+        timings = answer.timings
+        print(f"{answer.status} {timings.tokens_per_second:.1f} tokens/s, first token after {timings.time_to_first_token:.2f} s", file=sys.stderr)
+    return 0
+
+
+def _text(value: str) -> str:
+    if not value.startswith("@"):
+        return value
+    path = Path(value[1:])
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{path}: not UTF-8 text ({error}).") from error
+
+
+def _open_picture(path: Path):
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        picture = Image.open(path)
+        picture.load()
+    except (UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
+        raise ImageError(f"{path}: not a picture that can be read ({error}).") from error
+    return picture

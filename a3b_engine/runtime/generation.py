@@ -1,0 +1,160 @@
+"""The decode loop: prefill, then draw or force tokens until something ends the answer."""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Sequence
+
+import torch
+
+from ..config import ModelConfig
+from ..errors import PromptError
+from ..grammar import Matcher, apply_bitmask
+from ..image import ImageFeatures
+from ..model.text import TextModel
+from ..sampling import Sampler, SamplingParams
+from ..tokenizer import Tokenizer
+from .answer import Answer, FinishReason, Timings, TokenEvent, Usage
+from .cache import SequenceState
+from .forward import forward_chunks
+from .transcript import THINK_CLOSE, Transcript
+
+BETWEEN = "\n\n"  # what the published template puts behind a closed thinking block
+
+
+class Cancelled(Exception):
+    """Raised inside the loop when `cancel()` answers True; never leaves this module."""
+
+
+class Generation:
+    """One answer being written. `run` may be called once."""
+
+    def __init__(
+        self,
+        model: TextModel,
+        config: ModelConfig,
+        tokenizer: Tokenizer,
+        state: SequenceState,
+        sampling: SamplingParams,
+        *,
+        thinking: bool,
+        matcher: Matcher | None = None,
+        on_token: Callable[[TokenEvent], None] | None = None,
+        cancel: Callable[[], bool] | None = None,
+    ) -> None:
+        self._model, self._config, self._tokenizer, self._state = model, config, tokenizer, state
+        self._sampling, self._matcher = sampling, matcher
+        self._on_token, self._cancel = on_token, cancel
+        self._transcript = Transcript(thinking, sampling.stop)
+        self._decoder = tokenizer.stream()
+        self._count = self._thinking_count = 0
+        self._started_thinking = thinking
+        self._answer_opened = not thinking  # a grammar begins only after the closed block and the blank line behind it
+        self._finish: FinishReason | None = None
+
+    def run(self, prompt_ids: Sequence[int], images: Sequence[ImageFeatures]) -> Answer:
+        """Write the answer to `prompt_ids` (image tokens expanded; `images` in their order)."""
+        limit = self._state.limit
+        if len(prompt_ids) >= limit:
+            raise PromptError(
+                f"The prompt has {len(prompt_ids)} tokens, the context only {limit}. Raise `context` on Load A3B Model, shorten the text, or encode pictures smaller."
+            )
+        self._limit = min(self._sampling.max_new_tokens, limit - len(prompt_ids))
+        vocab, device = self._config.text.vocab_size, self._model.embedding.device
+        self._sampler = Sampler(self._sampling, vocab, self._tokenizer.size, list(prompt_ids), device)
+        began = time.perf_counter()
+        first = prefilled = None
+        try:
+            hidden = self._forward(prompt_ids, images)
+            prefilled = time.perf_counter()
+            while self._finish is None:
+                self._poll()
+                tokens = self._next_tokens(hidden)
+                self._emit(tokens)
+                first = first or time.perf_counter()
+                if self._finish is None:
+                    hidden = self._forward(tokens)
+        except Cancelled:
+            self._finish = "cancelled"
+        self._settle()
+        ended = time.perf_counter()
+        prefilled, first = prefilled or ended, first or ended
+        decode = ended - first
+        return Answer(
+            text=self._transcript.text,
+            thinking=self._transcript.thinking,
+            finish_reason=self._finish,
+            usage=Usage(len(prompt_ids), sum(i.n_tokens for i in images), self._count, self._thinking_count),
+            timings=Timings(prefilled - began, decode, first - began, (self._count - 1) / decode if decode > 0 and self._count > 1 else 0.0),
+            seed=self._sampling.seed,
+            ended_thinking=not self._transcript.in_thinking,
+        )
+
+    def _forward(self, tokens: Sequence[int], images: Sequence[ImageFeatures] | None = None) -> torch.Tensor:
+        """Advance the state; returns the last hidden row [1, D]."""
+        last = None
+        for hidden in forward_chunks(self._model, self._config, self._state, tokens, images, before_chunk=self._poll):
+            last = hidden[-1:]
+        return last
+
+    def _poll(self) -> None:
+        if self._cancel is not None and self._cancel():
+            raise Cancelled
+
+    def _next_tokens(self, hidden: torch.Tensor) -> list[int]:
+        """The tokens that come next: one drawn, or all that are forced."""
+        if self._transcript.in_thinking:
+            budget = self._sampling.thinking_budget
+            if budget is not None and self._thinking_count >= budget and self._started_thinking:
+                self._answer_opened = True
+                return self._tokenizer.encode("\n" + THINK_CLOSE + BETWEEN)
+        elif self._matcher is not None:
+            if not self._answer_opened:
+                self._answer_opened = True
+                return self._tokenizer.encode(BETWEEN)
+            forced = self._matcher.forced_tokens()
+            if forced:
+                for token in forced:
+                    self._matcher.accept(token)
+                return forced
+        logits = self._model.logits(hidden)[0]
+        grammar = self._matcher if not self._transcript.in_thinking else None
+        if grammar is not None:
+            apply_bitmask(logits, grammar.bitmask())
+        token = self._sampler.draw(logits)
+        if grammar is not None:
+            grammar.accept(token)
+        return [token]
+
+    def _emit(self, tokens: Sequence[int]) -> None:
+        """Count, decode and report tokens until one of them ends the answer."""
+        for token in tokens:
+            if token in self._config.eos_token_ids:
+                self._finish = "stop"
+                return
+            self._sampler.record(token)
+            self._count += 1
+            self._thinking_count += self._transcript.in_thinking
+            self._report(self._transcript.push(self._decoder.push(token)))
+            if self._transcript.stopped:
+                self._finish = "stop_string"
+                return
+            if self._count >= self._limit:
+                self._finish = "length"
+                return
+        if self._matcher is not None and not self._transcript.in_thinking and self._answer_opened and self._matcher.is_stopped():
+            self._finish = "stop"
+
+    def _settle(self) -> None:
+        """Release text held back at the end."""
+        if self._transcript.stopped:
+            return
+        pieces = self._transcript.push(self._decoder.flush()) + self._transcript.finish()
+        if pieces and self._finish != "cancelled":
+            self._report(pieces)
+
+    def _report(self, pieces: list[tuple[str, bool]]) -> None:
+        if self._on_token is None:
+            return
+        for text, thinking in pieces or [("", self._transcript.in_thinking)]:
+            self._on_token(TokenEvent(text, thinking, self._count, self._limit))

@@ -1,0 +1,21 @@
+"""Fixtures of the unit tests."""
+
+import importlib.util
+
+import pytest
+import torch
+
+# Tiny models gain nothing from a second thread and lose a lot where other processes use the core it waits for.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def random_checkpoint(repository, tmp_path_factory):
+    """A small random checkpoint in the official FP8 layout, made once a session."""
+    path = repository / "tools" / "demo_model" / "make_random.py"
+    spec = importlib.util.spec_from_file_location("make_random", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    folder = tmp_path_factory.mktemp("checkpoint") / "random"
+    module.make_random_checkpoint(folder)
+    return folder
