@@ -56,11 +56,13 @@ def gated_attention(
 def causal_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """query [T, heads, d] over keys and values [S, kv_heads, d]; query t sees the first S - T + t + 1 of them -> [T, heads, d]."""
     tokens, heads, total = query.shape[0], query.shape[1], keys.shape[0]
+    if tokens == 1:
+        return _attention_of_one_token(query, keys, values)
     q = query.transpose(0, 1)[None]
     k, v = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
     grouped = heads != keys.shape[1]
-    if tokens == 1 or tokens == total:
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=tokens > 1, enable_gqa=grouped)
+    if tokens == total:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         return out[0].transpose(0, 1)
     rows = max(1, min(tokens, _SCORE_BYTES // (4 * heads * total)))
     columns = torch.arange(total, device=query.device)
@@ -71,3 +73,15 @@ def causal_attention(query: torch.Tensor, keys: torch.Tensor, values: torch.Tens
         mask = columns[None, :] <= last_visible[:, None]
         pieces.append(F.scaled_dot_product_attention(q[:, :, start:stop], k, v, attn_mask=mask, enable_gqa=grouped))
     return torch.cat(pieces, dim=2)[0].transpose(0, 1)
+
+
+def _attention_of_one_token(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """query [1, heads, d] over all keys and values [S, kv_heads, d] -> [1, heads, d], softmax in float32.
+
+    Written out, because the fused kernels prepare themselves anew for every length S: on an H200 that took 6.8 ms of
+    host time a call and more than half of every decoded token.
+    """
+    grouped = query[0].view(keys.shape[1], -1, query.shape[-1])  # [kv_heads, heads / kv_heads, d]
+    scores = grouped @ keys.permute(1, 2, 0) * query.shape[-1] ** -0.5
+    weights = scores.float().softmax(-1).to(values.dtype)
+    return (weights @ values.transpose(0, 1)).view(query.shape)
