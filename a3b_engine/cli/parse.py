@@ -1,0 +1,80 @@
+"""`parse`: an answer of any model, from a file or standard input, as one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from .console import fail, use_utf8
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    parser = subparsers.add_parser(
+        "parse",
+        help="read a comic script from an answer",
+        description="Read a comic script from the text of any model and print it as one JSON object: status (ok, repaired,"
+        " truncated, failed), panels, dialogue, report, and the fields of the page.",
+    )
+    parser.add_argument("file", nargs="?", default="-", metavar="FILE", help="text file, or - for standard input (default)")
+    parser.add_argument(
+        "--on-error",
+        default="stop",
+        choices=("stop", "keep", "placeholder"),
+        help="stop: a text without a script ends with exit code 2; keep: only panels that are whole;"
+        " placeholder: neutral pictures for missing panels (default %(default)s)",
+    )
+    parser.add_argument("--panels", type=int, metavar="N", help="number of panels the script should have")
+    parser.add_argument("--json", action="store_true", help="print JSON without line breaks (the output is always JSON)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns 0, or 2 with one line on stderr for a file that cannot be read or a failed parse with `stop`."""
+    from ..script.panels import apply_on_error
+    from ..script.parse import parse_script
+    from ..script.schema import MAX_PANELS, ComicScript
+
+    use_utf8()
+    if options.panels is not None and not 1 <= options.panels <= MAX_PANELS:
+        return fail(f"--panels {options.panels}: a number from 1 to {MAX_PANELS} is expected.")
+    try:
+        text, remarks = _read(options.file)
+    except OSError as error:
+        return fail(f"{options.file}: {error.strerror or error}. Give a text file, or - for standard input.")
+    result = parse_script(text, expected_panels=options.panels)
+    script = result.script or ComicScript()
+    if options.on_error == "stop" and result.status == "failed":
+        return fail(result.cause)
+    if options.on_error == "placeholder":
+        script = apply_on_error(result, "placeholder")
+    elif options.on_error == "keep" and result.partial:
+        script.panels = [panel for panel in script.panels if panel.index not in result.partial]
+    page = script.model_dump()
+    output = {
+        "status": result.status,
+        "cause": result.cause,
+        "panels": page.pop("panels"),
+        "dialogue": page.pop("dialogue"),
+        **page,
+        "partial": list(result.partial),
+        "report": remarks + result.report,
+    }
+    print(json.dumps(output, ensure_ascii=False, indent=None if options.json else 2))
+    return 0
+
+
+def _read(name: str) -> tuple[str, list[str]]:
+    """The text of a file or of standard input, as UTF-8 with or without a byte order mark. Raises OSError."""
+    if name == "-":
+        stream = getattr(sys.stdin, "buffer", None)
+        data = stream.read() if stream else sys.stdin.read().encode("utf-8", "surrogatepass")
+    else:
+        data = Path(name).read_bytes()
+    try:
+        return data.decode("utf-8-sig"), []
+    except UnicodeDecodeError as error:
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff") and len(data) % 2 == 0:
+            return data.decode("utf-16", "replace"), ["info: the text is UTF-16"]
+        text = data.decode("utf-8-sig", "replace")
+        return text, [f"warning: byte {error.start} is not UTF-8; unreadable bytes are replaced by U+FFFD"]

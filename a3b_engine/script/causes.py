@@ -1,0 +1,69 @@
+"""Why a text holds no script, in one sentence a person can act on, with the start of the text."""
+
+from __future__ import annotations
+
+import re
+
+from .locate import Scan
+from .report import quote
+from .vocabulary import refusals
+
+_EXCERPT = 160
+_LOOKS_LIKE_JSON = re.compile(r"[{\[]\s{0,40}[\"'\u201c\w]")
+
+
+def excerpt(text: str) -> str:
+    """The start of a raw text as one line."""
+    return quote(text.strip(), _EXCERPT) if text.strip() else "(empty)"
+
+
+def repeats_itself(text: str) -> bool:
+    """Whether the end of a text is one short piece over and over."""
+    tail = text.rstrip()[-1200:]
+    return any(len(tail) >= size * 6 and tail.endswith(tail[-size:] * 6) for size in range(4, 200))
+
+
+def failure(found: Scan, *, placeholder: bool, schema: bool) -> str:
+    """The likeliest reason that no script was read, and the start of the raw text."""
+    return f"{_reason(found, placeholder, schema)} The text begins: {excerpt(found.text)}"
+
+
+def _reason(found: Scan, placeholder: bool, schema: bool) -> str:
+    answer = found.answer.strip()
+    loop = " It repeats itself: use the sampling values of the model card." if repeats_itself(found.text) else ""
+    if not found.text.strip():
+        return (
+            "The text is empty. If thinking was on, the token limit was probably reached while thinking:"
+            " raise max_new_tokens, set a thinking budget, or switch thinking off."
+        )
+    if found.thinking == "open":
+        return (
+            "The token budget was spent thinking: the thinking block is never closed and no answer follows."
+            f" Raise max_new_tokens, set a thinking budget, or switch thinking off.{loop}"
+        )
+    if found.thinking == "closed" and not answer:
+        return f"The thinking block is closed, but no answer follows it. Raise max_new_tokens or switch thinking off.{loop}"
+    if schema:
+        return "The JSON in the text is a schema (a description of the format), not a script. Ask again, or use the format widget."
+    if placeholder:
+        return 'The JSON in the text is a sample with placeholders ("...", "<text>") only, not a script. Ask again.'
+    if found.cut_off:
+        return f"The text is cut off before anything of the script is whole (token limit). Raise max_new_tokens.{loop}"
+    start = answer[:400].casefold()
+    if any(phrase in start for phrase in refusals()):
+        return "The model refused or could not answer: there is no script in its text. Change the story or the system text."
+    if loop:
+        return f"There is no script in the text.{loop}"
+    if _LOOKS_LIKE_JSON.search(answer):
+        detail = f" ({found.trouble})" if found.trouble else ""
+        return f"There is JSON in the text, but no panels that can be read{detail}. Ask for a list named panels, or use the format widget."
+    return "There is no JSON in the text. Use the comic script format, or ask for JSON with a list named panels."
+
+
+def truncation(found: Scan, whole: int, partial: int) -> str:
+    """The sentence for a script whose end is missing."""
+    loop = " The end repeats itself: use the sampling values of the model card." if repeats_itself(found.text) else ""
+    return (
+        f"The text ends before the script is closed (token limit): {whole} panels are whole, {partial} cut off."
+        f" Raise max_new_tokens or ask for fewer panels.{loop} The text begins: {excerpt(found.text)}"
+    )

@@ -1,0 +1,226 @@
+"""From any text to a comic script, with a status and a report: `parse_script`.
+
+Order of the attempts: the text as JSON, untouched; the values found in it (after the thinking, in or out of fences,
+between sentences), each as JSON, untouched; our own rules (`reader.py`); `json-repair` with its result checked
+(`repair.py`); panels written as sentences (`prose.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ScriptError
+from . import causes
+from .fields import Built, Fields
+from .locate import MAX_CANDIDATES, Candidate, Scan, clean, refused_at, scan, strict
+from .prose import panels_in_prose
+from .reader import Fuel
+from .repair import last_resort
+from .report import Report
+from .schema import ComicScript
+from .shapes import Shape, is_placeholder, is_schema, join, shape
+
+MAX_TEXT = 4_000_000
+
+
+@dataclass
+class ParseResult:
+    """What came out of a text.
+
+    status: `ok` (a JSON value of the text, with nothing changed and no required value missing), `repaired` (something
+    was changed, mapped, moved, defaulted or left out: see the report), `truncated` (the end is missing), `failed`
+    (no script). script: None only if failed. report: lines `info|repair|warning: place: what`; places are paths such
+    as `panels[1].shot` in the source, counted from 0. cause: one sentence if truncated or failed, else "".
+    partial: indexes of the panels the end of the text cut off. expected_panels: as given.
+    """
+
+    status: str
+    script: ComicScript | None
+    report: list[str] = field(default_factory=list)
+    cause: str = ""
+    partial: tuple[int, ...] = ()
+    expected_panels: int | None = None
+
+
+def parse_script(text: str, *, expected_panels: int | None = None) -> ParseResult:
+    """Read a comic script from any text. Raises ScriptError only if `text` is not a str."""
+    if not isinstance(text, str):
+        raise ScriptError(f"text: a string is expected, found {type(text).__name__}. Connect the text of the answer.")
+    parser = _Parser(text, expected_panels or None)
+    try:
+        return parser.run()
+    except RecursionError:
+        cause = f"The JSON is nested too deeply to be a script. The text begins: {causes.excerpt(text)}"
+        return ParseResult("failed", None, [f"warning: {cause}"], cause, (), expected_panels or None)
+
+
+@dataclass
+class _Found:
+    candidate: Candidate
+    shape: Shape
+
+
+class _Parser:
+    def __init__(self, text: str, expected: int | None) -> None:
+        self.expected = expected
+        self.report = Report()
+        self.fuel = Fuel()
+        self.placeholder = self.schema = False
+        self.cut_by_size = len(text) > MAX_TEXT
+        self.text, done = clean(text[:MAX_TEXT])
+        for what in done:
+            self.report.info("", what)
+        if self.cut_by_size:
+            self.report.warning("", f"the text has {len(text)} characters; only the first {MAX_TEXT} are read")
+
+    def run(self) -> ParseResult:
+        found = self.find()
+        usable = self.usable(found)
+        chosen = self.choose(usable) or self.from_prose(found) or self.from_last_resort(found)
+        if chosen is None:
+            return self.failed(found)
+        shape_, candidates = chosen
+        for place, what in [note for c in candidates for note in c.notes] + shape_.repairs:
+            self.report.repair(place, what)
+        for place, what in shape_.remarks:
+            self.report.info(place, what)
+        truncated = any(c.truncated for c in candidates)
+        open_ids = frozenset().union(*(c.open_ids for c in candidates)) if candidates else frozenset()
+        built = Fields(self.report, open_ids).build(shape_)
+        if not self.has_content(shape_, built):
+            found.cut_off = found.cut_off or truncated
+            return self.failed(found)
+        return self.result(found, built, truncated or self.cut_by_size)
+
+    def result(self, found: Scan, built: Built, truncated: bool) -> ParseResult:
+        script = built.script
+        if not script.panels:
+            remark = self.report.warning if self.expected else self.report.info
+            remark("panels", "missing; the text holds dialogue only")
+        elif self.expected and len(script.panels) != self.expected:
+            self.report.warning("panels", f"{self.expected} expected, {len(script.panels)} found; none is added or left out")
+        cause = ""
+        if truncated:
+            cause = causes.truncation(found, len(script.panels) - len(built.partial), len(built.partial))
+        status = "truncated" if truncated else "repaired" if self.report.changed else "ok"
+        return ParseResult(status, script, self.report.lines(), cause, built.partial, self.expected)
+
+    def failed(self, found: Scan) -> ParseResult:
+        cause = causes.failure(found, placeholder=self.placeholder, schema=self.schema)
+        self.report.warning("", cause)
+        return ParseResult("failed", None, self.report.lines(), cause, (), self.expected)
+
+    # -- finding ------------------------------------------------------------------------------------------------
+
+    def find(self) -> Scan:
+        try:
+            value, notes = strict(self.text)
+        except (ValueError, RecursionError) as error:
+            refused = refused_at(self.text, error)
+            found = scan(self.text, self.fuel, lambda value: shape(value, self.fuel) is not None, refused)
+            self.report_wrapping(found)
+            return found
+        return Scan(self.text, [Candidate(value, 0, len(self.text), notes)])
+
+    def report_wrapping(self, found: Scan) -> None:
+        if found.thinking != "none":
+            self.report.info("", "the thinking block is passed over")
+        spans = [(c.start, c.end) for c in found.candidates]
+        if not spans:
+            return
+        starts = [found.answer_start] + [end for _, end in spans]
+        ends = [start for start, _ in spans] + [len(self.text)]
+        around = "".join(self.text[start:end] for start, end in zip(starts, ends) if start < end)
+        if "```" in around:
+            self.report.info("", "the fence around the JSON is passed over")
+        if around.replace("```json", "").replace("```", "").strip():
+            self.report.info("", "the text around the JSON is passed over")
+        if len(spans) >= MAX_CANDIDATES:
+            self.report.warning("", found.trouble)
+
+    def usable(self, found: Scan) -> list[_Found]:
+        usable: list[_Found] = []
+        for candidate in found.candidates:
+            if is_schema(candidate.value):
+                self.schema = True
+                continue
+            form = shape(candidate.value, self.fuel)
+            if form is None:
+                continue
+            if is_placeholder(form):
+                self.placeholder = True
+                continue
+            if any(candidate.value == other.candidate.value for other in usable[-8:]):
+                self.report.info("", "the same object stands there more than once; it is taken once")
+                continue
+            usable.append(_Found(candidate, form))
+        if usable and (self.schema or self.placeholder):
+            self.report.info("", "a schema or sample with placeholders is passed over")
+        return usable
+
+    # -- choosing -----------------------------------------------------------------------------------------------
+
+    def choose(self, usable: list[_Found]) -> tuple[Shape, list[Candidate]] | None:
+        scripts = [item for item in usable if item.shape.kind == "script" and item.shape.panels]
+        if not scripts:
+            return (join(item.shape for item in usable), [item.candidate for item in usable]) if usable else None
+        if len(scripts) > 1 and _numbered_apart(scripts):
+            used = scripts
+        else:
+            rank = {id(item): (len(item.shape.panels) == self.expected, len(item.shape.panels), n) for n, item in enumerate(scripts)}
+            used = [max(scripts, key=lambda item: rank[id(item)])]
+        have = {name for item in used for name in item.shape.values}
+        for item in usable:
+            if item not in used and "panels" not in item.shape.values and not have & set(item.shape.values):
+                used.append(item)
+                have |= set(item.shape.values)
+        left = len(usable) - len(used)
+        if left:
+            self.report.warning("", f"{left} other JSON objects stand in the text and are not used")
+        return join(item.shape for item in used), [item.candidate for item in used]
+
+    def has_content(self, form: Shape, built: Built) -> bool:
+        script = built.script
+        filled = any(not isinstance(panel, dict) or any(v not in (None, "", [], {}) for v in panel.values()) for panel in form.panels)
+        return bool(script.panels and filled) or bool(script.dialogue)
+
+    # -- last attempts ------------------------------------------------------------------------------------------
+
+    def from_prose(self, found: Scan) -> tuple[Shape, list[Candidate]] | None:
+        texts = [text for candidate in found.candidates for text in _leaves(candidate.value)]
+        best = max((panels_in_prose(text) for text in texts[:64]), key=len, default=[])
+        if not best and not (self.schema or self.placeholder) and "{" not in found.answer:
+            best = panels_in_prose(found.answer)
+        if not best:
+            return None
+        return Shape({"panels": best}, repairs=[("panels", "sentences headed by panel numbers are read as panels")]), []
+
+    def from_last_resort(self, found: Scan) -> tuple[Shape, list[Candidate]] | None:
+        if self.schema or self.placeholder or found.cut_off:
+            return None
+        value = last_resort(found.answer)
+        form = shape(value, self.fuel) if value is not None else None
+        if form is None or is_placeholder(form):
+            return None
+        form.repairs.insert(0, ("", "read by json-repair; every text of it stands in the source"))
+        closed = found.answer.rstrip().rstrip("`").rstrip().endswith(("}", "]"))
+        return form, [Candidate(value, 0, 0, truncated=not closed)]
+
+
+def _leaves(value: Any) -> list[str]:
+    """The first texts in a value, not deep."""
+    waiting, texts = [(value, 0)], []
+    while waiting and len(texts) < 64:
+        item, depth = waiting.pop(0)
+        if isinstance(item, str):
+            texts.append(item)
+        elif isinstance(item, (dict, list)) and depth < 3:
+            waiting += [(inner, depth + 1) for inner in list(item.values() if isinstance(item, dict) else item)[:64]]
+    return texts
+
+
+def _numbered_apart(scripts: list[_Found]) -> bool:
+    """Whether several objects hold different panels of one script, by their numbers."""
+    numbers = [p.get("index", p.get("panel")) if isinstance(p, dict) else None for item in scripts for p in item.shape.panels]
+    return None not in numbers and all(isinstance(n, int) for n in numbers) and len(set(numbers)) == len(numbers)

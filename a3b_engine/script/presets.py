@@ -1,0 +1,87 @@
+"""System texts that ask a model for a comic script, and the user text that holds the story.
+
+The texts are the UTF-8 files in `preset_texts/`: one a preset and language, and the rules shared by all.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+from ..errors import PromptError
+
+TEXT_LANGUAGES = ("en", "zh")  # of the instructions themselves
+_FIELD = re.compile(r"\{\{(\w+)\}\}")
+_STORY_HEADS = {"en": "Story:", "zh": "\u6545\u4e8b\uff1a"}
+_COUNTS = {
+    "en": "Write {{panels}} panels and {{rounds}} rows of dialogue.",
+    "zh": "\u8bf7\u5199 {{panels}} \u4e2a\u753b\u683c\u3001{{rounds}} \u884c\u5bf9\u8bdd\u3002",
+}
+
+
+class Preset(NamedTuple):
+    """A kind of comic. `reading_direction` is metadata for the page."""
+
+    title: str
+    reading_direction: str
+
+
+PRESETS: dict[str, Preset] = {
+    "manga": Preset("Manga", "rtl"),
+    "manhua": Preset("Manhua (vertical scroll)", "vertical"),
+    "western": Preset("Western comic", "ltr"),
+    "storyboard": Preset("Storyboard", "ltr"),
+    "children": Preset("Children's book", "ltr"),
+}
+
+
+def system_prompt(
+    preset: str = "manga",
+    *,
+    panels: int | str = 3,
+    rounds: int | str = 3,
+    dialogue_language: str = "English",
+    prompt_language: str = "English",
+    text_language: str = "en",
+) -> str:
+    """The system text of a preset. `dialogue_language` and `prompt_language` are chosen apart, as words ("English");
+    `text_language` (en, zh) is the language of the instructions. Counts may be given as text, such as `{{panels}}` to be
+    filled later. Raises PromptError for an unknown name."""
+    if preset not in PRESETS:
+        raise PromptError(f"preset: {preset!r} is not known. Use one of {', '.join(PRESETS)}.")
+    _check_language(text_language)
+    text = f"{_text(preset, text_language)}\n{_text('rules', text_language)}"
+    return fill(
+        text,
+        panels=str(panels),
+        rounds=str(rounds),
+        dialogue_language=dialogue_language,
+        prompt_language=prompt_language,
+        reading_direction=PRESETS[preset].reading_direction,
+    ).strip()
+
+
+def compose_user_text(story: str, *, panels: int | None = None, rounds: int | None = None, text_language: str = "en") -> str:
+    """The user text: the story as it stands (braces and `[[IMG]]` markers too), then the counts if given."""
+    _check_language(text_language)
+    parts = [f"{_STORY_HEADS[text_language]}\n{story.strip()}"]
+    if panels is not None and rounds is not None:
+        parts.append(fill(_COUNTS[text_language], panels=str(panels), rounds=str(rounds)))
+    return "\n\n".join(parts)
+
+
+def fill(text: str, **values: str) -> str:
+    """Replace `{{name}}` for the given names only; other braces stay as they are, and values are not looked into."""
+    return _FIELD.sub(lambda found: values.get(found[1], found[0]), text)
+
+
+def _check_language(text_language: str) -> None:
+    if text_language not in TEXT_LANGUAGES:
+        raise PromptError(f"text_language: {text_language!r} is not known. Use one of {', '.join(TEXT_LANGUAGES)}.")
+
+
+@lru_cache(maxsize=None)
+def _text(name: str, language: str) -> str:
+    return (Path(__file__).parent / "preset_texts" / f"{name}.{language}.md").read_text(encoding="utf-8")

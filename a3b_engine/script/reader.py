@@ -1,0 +1,343 @@
+"""Reads one JSON-like value that `json` refuses, by our own rules, in one pass and bounded time.
+
+Rules: comments, Python literals, other quotation marks and full-width punctuation, unquoted keys and words, missing or
+surplus commas, missing or surplus brackets, unescaped quotation marks and raw newlines inside strings, a text that
+ends early. Each rule used is noted with its place. What none of the rules covers raises `Unreadable`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import strings
+from .numerals import number
+from .report import quote
+from .strings import CLOSE_ARRAY, CLOSE_OBJECT, COLONS, COMMAS, OPEN_ARRAY, OPEN_OBJECT, QUOTES
+from .vocabulary import normalise_key, script_only_keys
+
+MAX_DEPTH = 48
+MAX_NOTES = 400
+_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_LITERAL = re.compile(r"(true|false|null|none|undefined|nil|nan|infinity)\b", re.IGNORECASE)
+_LITERALS = {"true": True, "false": False}
+_JSON_LITERALS = ("true", "false", "null")
+_ELLIPSIS = re.compile(r"\.{2,}|\u2026+")
+_WORD_END = re.compile(r"[,\uff0c\n{}\[\]\uff5b\uff5d\uff3b\uff3d]")
+_WORD_START = re.compile(r"[^\W_]|[_$<(-]")
+_FENCE = "```"
+
+
+class Unreadable(ValueError):
+    """None of the rules covers the text at this point."""
+
+
+class Fuel:
+    """Steps left for one whole parse, so that a hostile text ends in bounded time."""
+
+    def __init__(self, steps: int = 120_000) -> None:
+        self.steps = steps
+
+    def burn(self, steps: int = 1) -> None:
+        self.steps -= steps
+        if self.steps < 0:
+            raise Unreadable("the text is too large or too tangled")
+
+
+@dataclass
+class Reading:
+    """A value read by the rules. `open_ids`: ids of the containers that the end of the text cut off."""
+
+    value: Any
+    end: int
+    notes: list[tuple[str, str]] = field(default_factory=list)  # (place, what)
+    truncated: bool = False
+    open_ids: frozenset[int] = frozenset()
+
+
+class _Frame:
+    __slots__ = ("value", "is_object", "key", "needs_comma", "after_comma", "bare", "parent")
+
+    def __init__(self, is_object: bool, parent: "_Frame | None") -> None:
+        self.value: Any = {} if is_object else []
+        self.is_object = is_object
+        self.key: str | None = None  # key whose value comes next
+        self.needs_comma = False
+        self.after_comma = False
+        self.bare = False  # keys of this object are not quoted
+        self.parent = parent
+
+    def path(self, element: bool) -> str:
+        """Place of this container, or with `element` of the array element that is about to be read."""
+        parts = [f"[{len(self.value)}]" if element and not self.is_object else ""]
+        if self.is_object and self.key:
+            parts.append(f".{self.key[:40]}")
+        frame = self.parent
+        while frame:  # what is inside already stands in its parent
+            parts.append(f".{frame.key[:40]}" if frame.is_object else f"[{len(frame.value) - 1}]")
+            frame = frame.parent
+        return "".join(reversed(parts)).lstrip(".")
+
+
+def read_value(text: str, start: int, fuel: Fuel) -> Reading:
+    """Read the object or array that opens at `start`. Raises Unreadable."""
+    return _Reader(text, fuel).read(start)
+
+
+class _Reader:
+    def __init__(self, text: str, fuel: Fuel) -> None:
+        self.text = text
+        self.fuel = fuel
+        self.stack: list[_Frame] = []
+        self.reading = Reading(None, 0)
+
+    def note(self, what: str, element: bool = False) -> None:
+        if len(self.reading.notes) < MAX_NOTES:
+            self.reading.notes.append((self.stack[-1].path(element) if self.stack else "", what))
+
+    def note_style(self, what: str) -> None:
+        """A habit of the whole text; counted, without a place."""
+        if len(self.reading.notes) < MAX_NOTES:
+            self.reading.notes.append(("", what))
+
+    def read(self, pos: int) -> Reading:
+        pos = self.open(pos)
+        self.reading.value = self.stack[0].value
+        while self.stack:
+            pos = strings.skip(self.text, self.comment_noted(pos))
+            if pos >= len(self.text):
+                return self.cut(pos)
+            if self.fuel.steps <= 0:
+                self.note("the text is too large; what follows is not read")
+                return self.cut(len(self.text))
+            self.fuel.burn()
+            if self.text.startswith(_FENCE, pos):
+                self.note("the fence ends before the brackets are closed; they are closed here")
+                break
+            pos = self.step(pos)
+        self.reading.end = pos
+        return self.reading
+
+    def comment_noted(self, pos: int) -> int:
+        after = strings.SPACE.match(self.text, pos).end()
+        if self.text.startswith(("//", "#", "/*"), after):
+            self.note_style("a comment is left out")
+        return after
+
+    def cut(self, pos: int) -> Reading:
+        self.reading.truncated = True
+        self.reading.open_ids = frozenset(id(frame.value) for frame in self.stack)
+        self.reading.end = pos
+        self.note("the text ends here before the brackets are closed")
+        return self.reading
+
+    def step(self, pos: int) -> int:
+        """Read the next piece inside the innermost container; returns where it ends."""
+        frame, char = self.stack[-1], self.text[pos]
+        if char in CLOSE_OBJECT or char in CLOSE_ARRAY:
+            return self.close(pos, char in CLOSE_OBJECT)
+        if char in COMMAS:
+            return self.comma(frame, pos, char)
+        skipped = _ELLIPSIS.match(self.text, pos)
+        if skipped and frame.key is None:
+            self.note('"..." stands for something that is not there; left out')
+            return skipped.end()
+        if frame.needs_comma:
+            self.note("a missing comma is read as if it stood there")
+            frame.needs_comma = False
+        if frame.is_object and frame.key is None:
+            return self.key(frame, pos, char)
+        return self.value(frame, pos, char)
+
+    def comma(self, frame: _Frame, pos: int, char: str) -> int:
+        if frame.key is not None:
+            self.note("a value is missing; read as null")
+            self.put(frame, None)
+        elif not frame.needs_comma:
+            self.note("a surplus comma is left out")
+        if char != ",":
+            self.note_style("another separator is read as a comma")
+        frame.needs_comma, frame.after_comma = False, True
+        return pos + 1
+
+    def open(self, pos: int) -> int:
+        if len(self.stack) >= MAX_DEPTH:
+            raise Unreadable(f"brackets are nested more than {MAX_DEPTH} deep")
+        if self.text[pos] not in "{[":
+            self.note_style("full-width brackets are read as JSON brackets")
+        frame = _Frame(self.text[pos] in OPEN_OBJECT, self.stack[-1] if self.stack else None)
+        self.stack.append(frame)
+        return pos + 1
+
+    def pop(self) -> None:
+        frame = self.stack.pop()
+        if frame.key is not None:
+            frame.value[frame.key] = None
+        if self.stack:
+            self.placed(self.stack[-1])
+
+    def close(self, pos: int, object_bracket: bool) -> int:
+        frame = self.stack[-1]
+        if frame.is_object == object_bracket:
+            if frame.key is not None:
+                self.note("a value is missing; read as null")
+            elif frame.after_comma:
+                self.note("a trailing comma is left out")
+            self.pop()
+            return pos + 1
+        name = self.text[pos]
+        if self.is_surplus(pos, object_bracket):
+            self.note(f"a surplus {name} is left out")
+            return pos + 1
+        self.note(f"a missing {'}' if frame.is_object else ']'} is read as if it stood before {name}")
+        self.pop()
+        return pos  # the bracket is looked at again from outside
+
+    def is_surplus(self, pos: int, object_bracket: bool) -> bool:
+        if not any(frame.is_object == object_bracket for frame in self.stack):
+            return True
+        after = strings.skip(self.text, pos + 1)
+        if after >= len(self.text) or self.text[after] not in COMMAS:
+            return False
+        after = strings.skip(self.text, after + 1)
+        if object_bracket:  # inside an array: "}" and then one more element
+            return after < len(self.text) and self.text[after] in OPEN_OBJECT and len(self.stack) <= 2
+        found = strings.key_ahead(self.text, after)
+        return bool(found) and normalise_key(found) not in script_only_keys()
+
+    def key(self, frame: _Frame, pos: int, char: str) -> int:
+        if char in OPEN_OBJECT and len(self.stack) > 1 and not self.stack[-2].is_object:
+            self.note("a missing } is read as if it stood before {")
+            self.pop()
+            return pos
+        if char in QUOTES:
+            end = strings.key_end(self.text, pos)
+            if end is None:
+                raise Unreadable(f"no colon after the key {quote(self.text[pos : pos + 40])}")
+            if end.kind == "cut":
+                return len(self.text)
+            word = strings.decode(self.text[pos + 1 : end.stop])
+            if char != '"':
+                self.note_style("other quotation marks are read as JSON quotation marks")
+            pos = end.end
+        else:
+            bare = strings.BARE_KEY.match(self.text, pos, pos + 80)
+            if not bare:
+                rest = self.text[pos : pos + 80]
+                if pos + len(rest) == len(self.text) and re.fullmatch(r"[\w$ -]+", rest):
+                    return len(self.text)
+                raise Unreadable(f"no key at {quote(rest, 40)}")
+            word, pos, frame.bare = bare[1], bare.end(1), True
+            self.note_style("a key without quotation marks is read as a key")
+        pos = strings.skip(self.text, pos)
+        if pos >= len(self.text):
+            return pos
+        if frame.bare and self.text[pos] == "=":
+            self.note_style("= is read as a colon")
+            pos += self.text.startswith("=>", pos)
+        elif self.text[pos] not in COLONS:
+            raise Unreadable(f"no colon at {quote(self.text[pos : pos + 40])}")
+        elif self.text[pos] != ":":
+            self.note_style("a full-width colon is read as a colon")
+        if word in frame.value and len(self.stack) > 1 and not self.stack[-2].is_object and word == next(iter(frame.value)):
+            self.note("the first key of the object comes again: a missing }, { is read before it")
+            frame = self.next_object(frame)
+        elif word in frame.value:
+            self.note(f"the key {quote(word)} stands twice; the last one counts")
+        frame.key, frame.after_comma = word, False
+        return pos + 1
+
+    def next_object(self, frame: _Frame) -> _Frame:
+        """Close the object and open another one in the same list."""
+        self.pop()
+        fresh = _Frame(True, self.stack[-1])
+        fresh.bare = frame.bare
+        self.stack[-1].value.append(fresh.value)
+        self.stack.append(fresh)
+        return fresh
+
+    def value(self, frame: _Frame, pos: int, char: str) -> int:
+        if char in QUOTES:
+            return self.string(frame, pos, char)
+        if char in OPEN_OBJECT or char in OPEN_ARRAY:
+            frame.after_comma = False
+            pos = self.open(pos)
+            inner = self.stack[-1].value
+            if frame.is_object:
+                frame.value[frame.key] = inner
+            else:
+                frame.value.append(inner)
+            return pos
+        found = _NUMBER.match(self.text, pos)
+        if found and self.delimited(found.end()):
+            if found.end() >= len(self.text):
+                return found.end()  # more digits may have followed: not a whole value
+            return self.put(frame, number(found.group()), found.end())
+        found = _LITERAL.match(self.text, pos)
+        if found and self.delimited(found.end()):
+            if found.group() not in _JSON_LITERALS:
+                self.note(f"{found.group()} is read as {'null' if found[1].lower() not in _LITERALS else found[1].lower()}", element=True)
+            return self.put(frame, _LITERALS.get(found[1].lower()), found.end())
+        return self.word(frame, pos)
+
+    def delimited(self, pos: int) -> bool:
+        after = strings.skip(self.text, pos)
+        return after >= len(self.text) or self.text[after] in "}],\uff0c;\uff5d\uff3d\u3011\"" or "\n" in self.text[pos:after]
+
+    def put(self, frame: _Frame, value: Any, end: int = 0) -> int:
+        if frame.is_object:
+            frame.value[frame.key] = value
+        else:
+            frame.value.append(value)
+        self.placed(frame)
+        return end
+
+    def placed(self, frame: _Frame) -> None:
+        frame.key, frame.needs_comma, frame.after_comma = None, True, False
+
+    def string(self, frame: _Frame, pos: int, opener: str) -> int:
+        place = strings.Place(
+            frame.is_object,
+            any(not f.is_object for f in self.stack[:-1]),
+            any(f.is_object for f in self.stack[:-1]),
+            len(self.stack),
+            frame.bare,
+        )
+        end = strings.value_end(self.text, pos, place)
+        self.fuel.burn(end.stray)
+        if end.kind == "hopeless":
+            raise Unreadable("a string holds too many quotation marks")
+        if end.kind == "cut":
+            self.note(f"the text ends inside this value; {quote(self.text[pos + 1 : end.stop])} is not kept", element=True)
+            return len(self.text)
+        start = pos + (3 if end.kind == "triple" else 1)
+        if opener != '"' or end.kind in ("mixed", "triple"):
+            self.note_style("other quotation marks are read as JSON quotation marks")
+        if end.stray:
+            self.note("unescaped quotation marks inside the value are kept as text", element=True)
+        if end.raw_newline:
+            self.note("a raw line break inside the value is kept", element=True)
+        if end.kind == "newline":
+            self.note("the missing end of the value is set at the end of the line", element=True)
+        return self.put(frame, strings.decode(self.text[start : end.stop]), end.end)
+
+    def word(self, frame: _Frame, pos: int) -> int:
+        """An unquoted word or phrase, up to a comma that a key follows, a bracket or the end of the line."""
+        if not _WORD_START.match(self.text, pos) or (not frame.is_object and len(self.stack) == 1):
+            raise Unreadable(f"no value at {quote(self.text[pos : pos + 40])}")
+        at = pos
+        while True:
+            self.fuel.burn()
+            found = _WORD_END.search(self.text, at)
+            if not found:
+                return len(self.text)
+            at = found.end()
+            if found.group() not in ",\uff0c" or not frame.is_object:
+                break
+            after = strings.skip(self.text, at)
+            if strings.key_follows(self.text, after, frame.bare) or self.text[after : after + 1] in ("}", "]"):
+                break
+        word = self.text[pos : found.start()].strip()
+        self.note(f"{quote(word)} without quotation marks is read as text", element=True)
+        return self.put(frame, word, found.start())

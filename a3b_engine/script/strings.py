@@ -1,0 +1,245 @@
+"""Where a damaged JSON string ends, and what its escapes mean.
+
+A model that forgets to escape a quotation mark leaves no certain end of the string. A mark ends a value only if what
+follows could follow a value in that place: a bracket that fits, or a comma and then the next key.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .vocabulary import known_keys, normalise_key
+
+# Opening mark -> marks that close it, and marks that close it only on strong evidence (a writer who changed marks).
+_CLOSERS: dict[str, tuple[str, str]] = {
+    '"': ('"', "\u201c\u201d\uff02"),
+    "'": ("'", "\u2018\u2019"),
+    "`": ("`", ""),
+    "\u201c": ("\u201d\u201c\uff02", '"'),
+    "\u201d": ("\u201d\u201c", '"'),
+    "\u201e": ("\u201c\u201d", '"'),
+    "\uff02": ("\uff02", '"\u201d'),
+    "\u2018": ("\u2019\u2018", "'"),
+    "\u2019": ("\u2019\u2018", "'"),
+    "\uff07": ("\uff07", "'"),
+    "\u300c": ("\u300d", ""),
+    "\u300e": ("\u300f", ""),
+}
+QUOTES = frozenset(_CLOSERS)
+OPEN_OBJECT, CLOSE_OBJECT = "{\uff5b", "}\uff5d"
+OPEN_ARRAY, CLOSE_ARRAY = "[\uff3b\u3010", "]\uff3d\u3011"
+COMMAS, COLONS = ",\uff0c\u3001;\uff1b", ":\uff1a"
+_CLOSE = CLOSE_OBJECT + CLOSE_ARRAY
+_STARTS = frozenset(QUOTES | set(OPEN_OBJECT + OPEN_ARRAY))
+
+SPACE = re.compile(r"[\s\ufeff\u200b-\u200f\u2060]*")
+_INDENT = re.compile(r"[ \t\r]{0,200}")
+_COMMENT = re.compile(r"//[^\n]{0,2000}|#[^\n]{0,2000}|/\*.{0,2000}?\*/", re.DOTALL)
+_MARKS = "".join(sorted(QUOTES - {"`"})) + "\u300d\u300f"
+_KEY_AHEAD = re.compile(rf"[{_MARKS}]([^{_MARKS}\n{{}}\[\]]{{1,60}})[{_MARKS}]\s*[{COLONS}]")
+_CUT_KEY_AHEAD = re.compile(rf"[{_MARKS}][^{_MARKS}\n{{}}\[\]:,]{{0,60}}[{_MARKS}]?\s*\Z")
+BARE_KEY = re.compile(rf"([^\W\d][\w$]*(?:[ \-][\w$]+){{0,3}})\s*(?:[{COLONS}]|=>?)")
+_VALUE_AHEAD = re.compile(r"-?\d|(?:true|false|null|None|True|False)\b|\.\.\.|\u2026")
+_STOPS = {
+    opener: re.compile("[" + re.escape("".join(dict.fromkeys(sure + weak))) + r"\\\n]")
+    for opener, (sure, weak) in _CLOSERS.items()
+}
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"', "'": "'", "`": "`", "\n": ""}
+_SURROGATE = re.compile("[\ud800-\udfff]")
+MAX_KEY = 200
+MAX_STRAY_QUOTES = 2000  # in one value; more is not prose with a forgotten escape
+
+
+class Place(NamedTuple):
+    """Where a string stands: directly in an object or an array, and inside what."""
+
+    in_object: bool
+    has_array_above: bool
+    has_object_above: bool
+    depth: int
+    bare_keys: bool
+
+
+class StringEnd(NamedTuple):
+    """`end`: index after the string. `stop`: index where its text ends. `kind`: closed, newline (mark missing), cut."""
+
+    stop: int
+    end: int
+    kind: str
+    stray: int  # unescaped marks inside
+    raw_newline: bool
+
+
+def skip(text: str, pos: int) -> int:
+    """Index of the next character that is neither white space nor in a comment."""
+    while True:
+        pos = SPACE.match(text, pos).end()
+        found = _COMMENT.match(text, pos)
+        if not found:
+            return pos
+        pos = found.end()
+
+
+def is_known_key(word: str) -> bool:
+    """Whether a word is one of the field names of a script, in any of the listed languages."""
+    return normalise_key(word) in known_keys()
+
+
+def key_follows(text: str, pos: int, bare_keys: bool) -> bool:
+    """Whether a key and its colon stand at `pos` (a key cut off by the end of the text counts)."""
+    if pos >= len(text):
+        return True
+    if _KEY_AHEAD.match(text, pos) or (len(text) - pos < 80 and _CUT_KEY_AHEAD.match(text, pos)):
+        return True
+    bare = BARE_KEY.match(text, pos, pos + 80)
+    return bool(bare) and (bare_keys or is_known_key(bare[1]))
+
+
+def key_ahead(text: str, pos: int) -> str | None:
+    """The quoted key that stands at `pos` with its colon, if one does."""
+    found = _KEY_AHEAD.match(text, pos)
+    return found[1] if found else None
+
+
+def decode(raw: str) -> str:
+    """Text of a string body: JSON and Python escapes resolved, unknown ones (such as `\\(`) left as they stand."""
+    if "\\" not in raw:
+        return raw
+
+    def resolve(found: re.Match) -> str:
+        if found[1]:
+            return chr(int(found[1], 16))
+        return _SIMPLE.get(found[2], found[0])
+
+    return join_surrogates(_ESCAPE.sub(resolve, raw))
+
+
+def join_surrogates(text: str) -> str:
+    """Surrogate pairs become their character; a half alone is no text and becomes U+FFFD."""
+    if text.isascii() or not _SURROGATE.search(text):
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def key_end(text: str, pos: int) -> StringEnd | None:
+    """End of the quoted key that opens at `pos`; None if no colon follows any fitting mark."""
+    sure, weak = _CLOSERS[text[pos]]
+    limit = min(len(text), pos + 1 + MAX_KEY)
+    at = pos + 1
+    while True:
+        found = _STOPS[text[pos]].search(text, at, limit)
+        if not found:
+            return StringEnd(len(text), len(text), "cut", 0, False) if limit == len(text) else None
+        at = found.end()
+        if found.group() == "\\":
+            at += 1
+        elif found.group() == "\n":
+            return None
+        else:
+            after = skip(text, at)
+            if after >= len(text):
+                return StringEnd(at - 1, at, "closed", 0, False)
+            if text[after] in COLONS:
+                return StringEnd(at - 1, at, "closed", 0, False)
+            if found.group() in sure:
+                return None
+
+
+def value_end(text: str, pos: int, place: Place) -> StringEnd:
+    """End of the string value that opens at `pos`."""
+    opener = text[pos]
+    if opener in "\"'" and text.startswith(opener * 3, pos) and not text.startswith(opener * 4, pos):
+        close = text.find(opener * 3, pos + 3)
+        if close > 0 and not _ends_value(text, pos + 2, place):
+            return StringEnd(close, close + 3, "triple", 0, "\n" in text[pos:close])
+    sure, _ = _CLOSERS[opener]
+    stops = _STOPS[opener]
+    at, stray, raw_newline = pos + 1, 0, False
+    while True:
+        found = stops.search(text, at)
+        if not found:
+            return StringEnd(len(text), len(text), "cut", stray, raw_newline)
+        at = found.end()
+        mark = found.group()
+        if mark == "\\":
+            at += 1
+        elif mark == "\n":
+            stop = _end_of_line_value(text, pos + 1, at - 1) if place.in_object else -1
+            if stop >= 0:
+                return StringEnd(stop, stop, "newline", stray, raw_newline)
+            raw_newline = True
+        elif _ends_value(text, at, place, strong=mark not in sure):
+            return StringEnd(at - 1, at, "closed" if mark in sure else "mixed", stray, raw_newline)
+        elif mark in sure:
+            stray += 1
+            if stray > MAX_STRAY_QUOTES:
+                return StringEnd(at, at, "hopeless", stray, raw_newline)
+
+
+def _end_of_line_value(text: str, start: int, newline: int) -> int:
+    """Where a value without its closing mark ends, if a known key opens the next line (maybe in an object of its own);
+    -1 if none does."""
+    after = _INDENT.match(text, newline + 1).end()
+    next_object = text.startswith("{", after)
+    found = _KEY_AHEAD.match(text, skip(text, after + 1) if next_object else after)
+    if not found or not is_known_key(found[1]):
+        return -1
+    stop = newline
+    while stop > start and (text[stop - 1].isspace() or text[stop - 1] in COMMAS or next_object and text[stop - 1] in _CLOSE):
+        stop -= 1
+    return stop
+
+
+def _ends_value(text: str, pos: int, place: Place, strong: bool = False) -> bool:
+    """Whether what stands at `pos` can follow a finished value in this place."""
+    after = skip(text, pos)
+    if after >= len(text):
+        return not strong
+    char = text[after]
+    if char in CLOSE_OBJECT and (place.in_object or place.has_object_above):
+        return _bracket_fits(text, after + 1, place, strong)
+    if char in CLOSE_ARRAY and (not place.in_object or place.has_array_above):
+        return _bracket_fits(text, after + 1, place, strong)
+    if text.startswith("```", after):
+        return not strong
+    new_line = "\n" in text[pos:after]
+    if char in COMMAS:
+        return _comma_fits(text, skip(text, after + 1), place, strong)
+    if place.in_object:
+        if (char in QUOTES or new_line) and key_follows(text, after, place.bare_keys):
+            return True
+        return new_line and char in OPEN_OBJECT and place.has_array_above
+    return new_line and char in QUOTES and not strong
+
+
+def _comma_fits(text: str, after: int, place: Place, strong: bool) -> bool:
+    if after >= len(text):
+        return not strong
+    char = text[after]
+    if char in _CLOSE:
+        return _bracket_fits(text, after + 1, place, strong)
+    if char in OPEN_OBJECT:
+        return place.has_array_above or not place.in_object
+    if place.in_object:
+        ellipsis = text.startswith("...", after) and text.startswith("}", skip(text, after + 3))
+        return ellipsis or key_follows(text, after, place.bare_keys)
+    if strong:
+        return False
+    return char in _STARTS or bool(_VALUE_AHEAD.match(text, after))
+
+
+def _bracket_fits(text: str, pos: int, place: Place, strong: bool) -> bool:
+    after = skip(text, pos)
+    if after >= len(text) or text[after] in _CLOSE:
+        return True
+    char = text[after]
+    if char in COMMAS:
+        following = skip(text, after + 1)
+        if following >= len(text):
+            return True
+        return text[following] in _STARTS or text[following] in _CLOSE or bool(BARE_KEY.match(text, following, following + 80))
+    if char in _STARTS:
+        return not strong
+    return (place.depth == 1 or text.startswith("```", after)) and not strong

@@ -1,0 +1,154 @@
+"""Reads single values: text, lists, shots, numbers, directions, with a report line for whatever is changed.
+
+Text is taken as it stands. Numbers, lists and objects where text is expected become text of their own pieces.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from . import schema
+from .numerals import NumberText
+from .report import Report, quote
+from .strings import join_surrogates
+from .vocabulary import aliases, find_shots, normalise_key, reading_direction
+
+_SPLIT = re.compile(r"\s*[,;/&\uff0c\u3001\uff1b]\s*")
+_DIGITS = re.compile(r"(?<![\d.])\d{1,7}(?![\d.])")
+_CJK_DIGITS = {char: value for value, char in enumerate("\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d\u5341", 1)}
+_EXTRA_NAME = re.compile(r"[^\W\d]\w{0,39}\Z")
+
+
+class Values:
+    """Reads values and reports to `report`; `place` is always the path of the value in the source."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+
+    def text(self, value: Any, place: str) -> str:
+        """Text as it stands; numbers, lists and objects become text of their own pieces."""
+        if value is None:
+            return ""
+        if isinstance(value, str):
+            joined = join_surrogates(value)
+            if joined != value:
+                self.report.repair(place, "half a surrogate pair is no character; replaced by U+FFFD")
+            return joined
+        if isinstance(value, bool):
+            self.report.warning(place, f"text expected, {str(value).lower()} found; left empty")
+            return ""
+        if isinstance(value, (int, float)):
+            self.report.repair(place, "a number is read as text")
+            return str(value)
+        pieces = self.texts(value, place)
+        self.report.repair(place, "a list or object is read as text, its pieces joined by commas")
+        return ", ".join(pieces)
+
+    def texts(self, value: Any, place: str, depth: int = 0) -> list[str]:
+        """All pieces of text in a list or object, as they stand."""
+        if not isinstance(value, (list, dict)):
+            piece = self.text(value, place)
+            return [piece] if piece.strip() else []
+        if depth > 3:
+            self.report.warning(place, "nested too deeply; left out")
+            return []
+        entries = value.values() if isinstance(value, dict) else value
+        return [piece for entry in entries for piece in self.texts(entry, place, depth + 1)]
+
+    def listed(self, value: Any, place: str) -> list[str]:
+        """A list of texts, of bounded length; a single text is split at commas."""
+        pieces = self.pieces(value, place)
+        if len(pieces) > schema.MAX_LISTED:
+            self.report.warning(place, f"{len(pieces)} entries found; only the first {schema.MAX_LISTED} are kept")
+        return pieces[: schema.MAX_LISTED]
+
+    def pieces(self, value: Any, place: str) -> list[str]:
+        """As `listed`, of any length."""
+        if isinstance(value, str) and value.strip():
+            parts = [part for part in _SPLIT.split(self.text(value, place).strip()) if part]
+            self.report.repair(place, "a text is read as a list, split at its commas")
+            return parts
+        if isinstance(value, dict):
+            self.report.repair(place, "an object is read as a list")
+        return self.texts(value, place)
+
+    def direction(self, value: Any) -> str:
+        """One of the reading directions; the default with a report line for anything else."""
+        word = self.text(value, "reading_direction")
+        if not word.strip():
+            return schema.DEFAULT_READING_DIRECTION
+        found = reading_direction(word)
+        if found is None:
+            self.report.warning("reading_direction", f"{quote(word)} is not known; {schema.DEFAULT_READING_DIRECTION} is used")
+            return schema.DEFAULT_READING_DIRECTION
+        if found != word:
+            self.report.repair("reading_direction", f"{quote(word)} is read as {found}")
+        return found
+
+    def shot(self, value: Any, place: str) -> str:
+        """A member of the closed set; other words and languages are mapped, anything else is the default."""
+        word = self.text(value, f"{place}.shot")
+        if word in schema.SHOTS:
+            return word
+        if not word.strip():
+            self.report.warning(f"{place}.shot", f"missing; the default {schema.DEFAULT_SHOT} is used")
+            return schema.DEFAULT_SHOT
+        found = find_shots(word)
+        if not found:
+            self.report.warning(f"{place}.shot", f"{quote(word)} is not a known shot; the default {schema.DEFAULT_SHOT} is used")
+            return schema.DEFAULT_SHOT
+        self.report.repair(f"{place}.shot", f"{quote(word)} is read as {found[0]}")
+        return found[0]
+
+    def index(self, value: Any) -> int | None:
+        """A panel number from 3, 3.0, "3", "Panel 3" or a CJK numeral; None if there is none."""
+        if isinstance(value, bool) or value is None:
+            return None
+        if isinstance(value, (int, float)):
+            whole = math.isfinite(value) and value == int(value) and 0 <= value <= schema.MAX_INDEX
+            return int(value) if whole else None
+        if isinstance(value, str):
+            found = _DIGITS.search(value[:80])
+            if found:
+                return int(found.group()) if int(found.group()) <= schema.MAX_INDEX else None
+            digits = [_CJK_DIGITS[char] for char in value[:8] if char in _CJK_DIGITS]
+            return digits[0] if len(digits) == 1 else None
+        return None
+
+    def fields(self, item: dict, level: str, place: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Values under their field names, and whatever has no field."""
+        values: dict[str, Any] = {}
+        extras: dict[str, Any] = {}
+        for key, value in item.items():
+            name = aliases(level).get(normalise_key(key))
+            if name and key != name and (name in item or name in values):
+                name = None
+            if name == "index" and key != name and self.index(value) is None:
+                name = None
+            if name is None:
+                extras[key] = value
+                continue
+            if key != name and value is not None:
+                self.report.repair(f"{place}.{name}", f"read from the key {quote(key)}")
+            values[name] = value
+        return values, extras
+
+    def kept_extras(self, extras: dict[str, Any], model: type, place: str) -> dict[str, Any]:
+        """Unknown scalar values are kept under their own key; everything else is left out and reported."""
+        kept: dict[str, Any] = {}
+        for key, value in extras.items():
+            fits = _EXTRA_NAME.match(key) and not hasattr(model, key) and key not in model.model_fields
+            if value is None:
+                continue
+            if not fits or not isinstance(value, (str, bool, int, float)) or value in (math.inf, -math.inf):
+                self.report.info(f"{place}.{key[:40]}", "not a field of a script; left out")
+                continue
+            self.report.info(f"{place}.{key}", "not a field of a script; kept as it stands")
+            kept[key] = self.text(value, f"{place}.{key}") if isinstance(value, str) else _plain(value)
+        return kept
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if isinstance(value, NumberText) else value

@@ -1,0 +1,132 @@
+"""Panel lists: prompts that stand alone, sizes, seeds, and the user's choice on error."""
+
+import json
+
+import pytest
+
+from a3b_engine.errors import PromptError, ScriptError
+from a3b_engine.script.panels import NEUTRAL_PROMPT, panel_lists
+from a3b_engine.script.parse import parse_script
+from a3b_engine.script.presets import PRESETS, compose_user_text, system_prompt
+from a3b_engine.script.schema import SHOTS, ComicScript
+from a3b_engine.script.sizes import SIZE_FAMILIES, panel_size
+
+RIN = {"id": "rin", "name": "Rin", "look": "girl of ten, red hair, yellow raincoat"}
+TOM = {"id": "tom", "name": "Tom", "look": "old man with a grey beard"}
+
+
+def lists(*panels, **options):
+    script = ComicScript.model_validate(
+        {"characters": [RIN, TOM], "style": "ink", "panels": [{"index": n, **panel} for n, panel in enumerate(panels, 1)]}
+    )
+    return panel_lists(script, **options)
+
+
+def test_composed_prompt_in_order():
+    panel = {
+        "shot": "close", "characters": ["rin"], "action": "Rin opens the door. Rin's hand shakes.", "micro_expression": "wide eyes",
+        "background": "narrow street", "light": "blue dusk", "props": ["brass key", "lamp"],
+    }
+    out = lists(panel, style_prefix="manga page", style_suffix="best quality")
+    assert out.prompt == [
+        "manga page, close-up, girl of ten, red hair, yellow raincoat opens the door. girl of ten's hand shakes, wide eyes,"
+        " narrow street, blue dusk, brass key, lamp, ink, best quality"
+    ]
+
+
+def test_looks_of_those_the_action_does_not_name():
+    prompt = lists({"shot": "wide", "characters": ["Rin", "tom", "a crowd"], "action": "Tom waves"}).prompt[0]
+    assert prompt == "wide shot, girl of ten, red hair, yellow raincoat, a crowd, old man with a grey beard waves, ink"
+
+
+def test_own_visual_prompt_is_kept_between_prefix_and_suffix():
+    out = lists({"visual_prompt": "a lamp, at night", "action": "x"}, style_prefix="A", style_suffix="B")
+    assert out.prompt == ["A, a lamp, at night, B"]
+    assert lists({"visual_prompt": " a lamp. "}).prompt == ["a lamp."]
+    assert any("Rin without the look" in line for line in lists({"visual_prompt": "Rin runs"}).report)
+
+
+def test_names_are_words_in_their_own_spelling():
+    script = ComicScript.model_validate(
+        {"characters": [{"id": "rose", "name": "Rose", "look": "tall woman"}], "panels": [{"action": "Rose holds a primrose, Rosemary"}]}
+    )
+    assert panel_lists(script).prompt == ["medium shot, tall woman holds a primrose, Rosemary"]
+
+
+@pytest.mark.parametrize("family", SIZE_FAMILIES)
+def test_sizes_are_multiples_of_64_near_the_area(family):
+    for shot in SHOTS:
+        width, height = panel_size(shot, family)
+        assert width % 64 == 0 and height % 64 == 0
+        assert 0.8 < width * height / SIZE_FAMILIES[family] < 1.2
+    assert panel_size("wide", family)[0] > panel_size("wide", family)[1]
+    assert panel_size("close", family)[0] < panel_size("close", family)[1]
+
+
+def test_sdxl_sizes_are_its_buckets():
+    assert {shot: panel_size(shot, "sdxl") for shot in ("medium", "close", "full", "wide", "establishing")} == {
+        "medium": (1024, 1024), "close": (896, 1152), "full": (832, 1216), "wide": (1216, 832), "establishing": (1344, 768),
+    }
+
+
+def test_seeds_wrap_and_may_follow_the_scene():
+    panels = [{"scene_tag": "dock"}, {"scene_tag": ""}, {"scene_tag": "Dock"}]
+    assert lists(*panels, base_seed=2**64 - 2).seed == [2**64 - 1, 0, 1]
+    assert lists(*panels, base_seed=10, seed_per_scene=True).seed == [11, 12, 11]
+
+
+@pytest.mark.parametrize("option, value", [("size_family", "sd99"), ("on_error", "ignore")])
+def test_unknown_choices_are_named(option, value):
+    with pytest.raises(ScriptError, match=f"{option}: '{value}'"):
+        lists({"shot": "wide"}, **{option: value})
+
+
+def test_placeholders_fill_up_to_the_expected_number():
+    result = parse_script('{"panels":[{"shot":"wide","action":"a"}]}', expected_panels=3)
+    out = panel_lists(result, on_error="placeholder", style_prefix="ink")
+    assert out.count == 3 and out.index == [1, 2, 3]
+    assert out.prompt[1:] == [f"ink, {NEUTRAL_PROMPT}"] * 2
+    failed = panel_lists(parse_script("I cannot help with that.", expected_panels=2), on_error="placeholder")
+    assert failed.prompt == [NEUTRAL_PROMPT] * 2 and "cannot" not in failed.joined
+
+
+def test_dialogue_without_panels():
+    result = parse_script('{"dialogue":[{"speaker":"Rin","line":"hi"}]}')
+    for choice in ("stop", "keep"):
+        with pytest.raises(ScriptError, match="no panels, only 1 dialogue rows"):
+            panel_lists(result, on_error=choice)
+    assert panel_lists(result, on_error="placeholder").dialogue == ["Rin: hi"]
+
+
+def test_long_prompts_are_reported():
+    out = lists({"visual_prompt": "word " * 90})
+    assert any("about 90 CLIP tokens" in line for line in out.report)
+
+
+@pytest.mark.parametrize("text_language", ["en", "zh"])
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_are_filled(preset, text_language):
+    text = system_prompt(preset, panels=4, rounds=5, dialogue_language="Korean", prompt_language="Finnish", text_language=text_language)
+    assert "{{" not in text and "Korean" in text and "Finnish" in text and " 4 " in text and " 5 " in text
+    assert PRESETS[preset].reading_direction in text and all(shot in text for shot in SHOTS)
+    assert ("\u753b\u683c" in text) == (text_language == "zh")
+
+
+def test_c07_story_text_is_left_alone():
+    story = 'Reply like {"panels":[{"shot":"close"}]} {story} {{panels}} [[IMG:2]]'
+    text = compose_user_text(story, panels=3, rounds=2)
+    assert story in text and "3 panels and 2 rows" in text
+    assert story in system_prompt("manga", dialogue_language=story)
+
+
+def test_unknown_preset_is_named():
+    with pytest.raises(PromptError, match="preset: 'opera'"):
+        system_prompt("opera")
+    with pytest.raises(PromptError, match="text_language: 'fr'"):
+        compose_user_text("x", text_language="fr")
+
+
+def test_script_json_reads_back_as_ok():
+    out = lists({"shot": "close", "characters": ["rin"], "action": "waits", "caption": "\u96e8"})
+    again = parse_script(out.script_json)
+    assert again.status == "ok" and again.script.model_dump() == json.loads(out.script_json)
