@@ -35,6 +35,14 @@ def test_offsets_are_absolute_and_metadata_is_kept(tmp_path):
     assert (found["y"].shape, raw[found["y"].offset]) == ((), 7)
 
 
+@pytest.mark.parametrize("length", [0x0280, 0x0380, 0x0480])
+def test_a_header_length_that_looks_like_a_pickle_is_still_a_header(tmp_path, length):
+    """Lengths whose low bytes are 80 02 to 80 04 spell the start of a pickle; a real shard was refused for it."""
+    raw = json.dumps({"x": entry()}).encode().ljust(length)
+    (info,), _ = read_header(file_with(tmp_path / "a.safetensors", raw, b"\0" * 8))
+    assert info.name == "x"
+
+
 def test_files_of_the_safetensors_library_are_read(tmp_path):
     from safetensors.torch import save_file
 

@@ -1,0 +1,46 @@
+"""The largest difference of every kind that a session saw: printed at its end, and written as JSON on request."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+
+class Differences:
+    """Largest (or, for similarities, smallest) figure of each kind, and where it was seen."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict] = {}
+
+    def note(self, kind: str, value: float, where: str, limit: float, *, smallest: bool = False) -> float:
+        """Remember `value` and return it, so that a test can assert on the same number."""
+        row = self.rows.setdefault(kind, {"value": value, "where": where, "limit": limit, "checks": 0})
+        if (value < row["value"]) if smallest else (value > row["value"]):
+            row.update(value=value, where=where)
+        row["checks"] += 1
+        return value
+
+
+FOUND = pytest.StashKey[Differences]()
+
+
+def differences_of(config: pytest.Config) -> Differences:
+    return config.stash.setdefault(FOUND, Differences())
+
+
+def summarise(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print the figures once, however many conftest files ask for it, and write them to `A3B_PARITY_REPORT`."""
+    rows = differences_of(config).rows
+    config.stash[FOUND] = Differences()
+    if not rows:
+        return
+    reporter.section("differences from the reference")
+    for kind, row in rows.items():
+        reporter.write_line(
+            f"{kind:<46} {row['value']:.3g}  (limit {row['limit']:g}, {row['checks']} checks, worst: {row['where']})")
+    target = os.environ.get("A3B_PARITY_REPORT")
+    if target:
+        Path(target).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
