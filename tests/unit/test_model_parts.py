@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from a3b_engine.model import attention as attention_module
+from a3b_engine.model import moe as moe_module
 from a3b_engine.model.attention import causal_attention
 from a3b_engine.model.deltanet import DeltaNetState, causal_conv, delta_rule_chunked, delta_rule_step
 from a3b_engine.model.moe import ExpertWeights, _experts_grouped, _experts_of_one_token, route
@@ -84,7 +85,9 @@ def test_attention_sees_exactly_its_past(tokens, total, budget, monkeypatch):
             assert torch.allclose(out[t, head], weights @ v[:seen, head // 2], atol=1e-5)
 
 
-def test_both_expert_paths_agree_with_a_loop():
+@pytest.mark.parametrize("at_once", [1, 2 * 80, 10**9])
+def test_both_expert_paths_agree_with_a_loop(at_once, monkeypatch):
+    monkeypatch.setattr(moe_module, "_ELEMENTS_AT_ONCE", at_once)
     g = generator(3)
     experts = ExpertWeights(*(torch.randn(s, generator=g) * 0.2 for s in ((6, 10, 8), (6, 10, 8), (6, 8, 10))))
     x, router = torch.randn(7, 8, generator=g), torch.randn(6, 8, generator=g)
@@ -98,6 +101,16 @@ def test_both_expert_paths_agree_with_a_loop():
     for t in range(7):
         one = _experts_of_one_token(x[t : t + 1], experts, share[t : t + 1], chosen[t : t + 1])
         assert torch.allclose(one[0], expected[t], atol=1e-5)
+
+
+def test_an_expert_that_every_token_chooses():
+    g = generator(4)
+    experts = ExpertWeights(*(torch.randn(s, generator=g) * 0.2 for s in ((5, 4, 6), (5, 4, 6), (5, 6, 4))))
+    x = torch.randn(9, 6, generator=g)
+    chosen = torch.tensor([[3, 0]] * 8 + [[3, 4]])
+    share = torch.rand(9, 2, generator=g)
+    expected = torch.stack([_experts_of_one_token(x[t : t + 1], experts, share[t : t + 1], chosen[t : t + 1])[0] for t in range(9)])
+    assert torch.allclose(_experts_grouped(x, experts, share, chosen), expected, atol=1e-5)
 
 
 def test_positions_of_text_and_pictures():
