@@ -19,6 +19,7 @@ from .config import ModelConfig
 from .errors import ConfigError, GrammarError, ImageError, MemoryBudgetError, NotLoadedError, PromptError
 from .grammar import GrammarCompiler, Matcher
 from .image import ImageFeatures, ImageProcessorConfig, PreparedImage, prepare_picture, to_patches, to_pictures
+from .model.moe import dense_elements_at_once
 from .model.text import TextModel
 from .model.vision import VisionModel
 from .prompt import Prompt
@@ -156,10 +157,11 @@ class Engine:
         text = self.config.text
         tokens = min(tokens, self.context)
         chunk = min(tokens, PREFILL_CHUNK)
-        # Widest activations of a prefill chunk: float32 DeltaNet operands (about ten of them) and one expert made dense.
+        # Widest activations of a prefill chunk: about ten float32 operands of a DeltaNet layer.
         activations = chunk * (10 * 4 * text.conv_dim + 8 * self.dtype.itemsize * text.hidden_size)
-        expert = 4 * 3 * text.moe_intermediate_size * text.hidden_size * text.num_experts_per_tok
-        return sequence_bytes(text, tokens, self.dtype) + activations + expert + 8 * text.vocab_size
+        # A group of experts made dense: three matrices, one of them also as float32 while it is multiplied out.
+        experts = dense_elements_at_once(text) * (3 * self.dtype.itemsize + 8)
+        return sequence_bytes(text, tokens, self.dtype) + activations + experts + 8 * text.vocab_size
 
     # Asking
 

@@ -43,6 +43,12 @@ def mixture_of_experts(x: torch.Tensor, weights: MoEWeights, config: TextConfig)
     return routed + torch.sigmoid(linear(x, weights.shared_switch)) * shared
 
 
+def dense_elements_at_once(config: TextConfig) -> int:
+    """Elements of each expert matrix that stand made dense at the same time, at most."""
+    one = config.moe_intermediate_size * config.hidden_size
+    return one * min(config.num_experts, max(1, _ELEMENTS_AT_ONCE // one))
+
+
 def route(x: torch.Tensor, router: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Shares (x's dtype, each row sums to 1) and ids (int64) of the chosen experts, [T, count] each; softmax in float32."""
     probabilities = linear(x, router).float().softmax(-1)
@@ -72,7 +78,7 @@ def _experts_grouped(x: torch.Tensor, experts: ExpertWeights, share: torch.Tenso
     heaviest = loads.argsort(descending=True, stable=True)
     loads_on_host = loads[heaviest].tolist()
     active = sum(load > 0 for load in loads_on_host)
-    at_once = max(1, _ELEMENTS_AT_ONCE // (experts.gate.shape[1] * experts.gate.shape[2]))
+    at_once = max(1, _ELEMENTS_AT_ONCE // (experts.gate.shape[1] * experts.gate.shape[2]))  # experts
     results = x.new_empty(tokens * count + 1, x.shape[1])  # the last row takes what padding computes
     for first in range(0, active, at_once):
         ids = heaviest[first : min(first + at_once, active)]
