@@ -1,0 +1,16 @@
+"""The ComfyUI side of the pack: thin nodes over `a3b_engine`."""
+
+from . import host
+from .build_prompt import A3BBuildPrompt
+from .encode_image import A3BEncodeImage
+from .generate import A3BGenerate
+from .load_model import A3BLoadModel
+from .parse_panels import A3BParsePanels
+
+NODES = (A3BLoadModel, A3BEncodeImage, A3BBuildPrompt, A3BGenerate, A3BParsePanels)
+
+NODE_CLASS_MAPPINGS = {node.NODE_ID: node for node in NODES}
+NODE_DISPLAY_NAME_MAPPINGS = {node.NODE_ID: node.TITLE for node in NODES}
+
+# Other packs and extra_model_paths.yaml share the same folder key, so it is announced as soon as the pack is there.
+host.register_model_folder()

@@ -1,0 +1,229 @@
+"""An annotated Python function -> a ComfyUI V1 node class.
+
+    @node("A3BExample", "Example", category="A3B")
+    def example(text: Annotated[str, Text(tooltip="What to say.")] = "hello",
+                seed: Annotated[int, Int(0, 2**64 - 1, tooltip="...")] = 0,
+                ) -> tuple[Annotated[str, Output("STRING", "text", "What came out.")]]:
+        '''The docstring becomes the node's description.'''
+
+Types, ranges, tooltips and defaults stand in the signature and nowhere else. The class carries only documented V1
+names, so it registers on every ComfyUI since 2024; option keys a host does not know are ignored by it.
+Order of the parameters = order of the widgets. Saved workflows store widget values by position: append only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args, get_type_hints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """Common part of all inputs. `optional` inputs may be missing from an API prompt; the Python default is used."""
+
+    tooltip: str
+    optional: bool = False
+    advanced: bool = False
+
+    def type(self) -> Any:
+        raise NotImplementedError
+
+    def options(self) -> dict[str, Any]:
+        return {}
+
+    def spec(self, default: Any) -> tuple[Any, dict[str, Any]]:
+        """The (type, options) pair of V1's INPUT_TYPES."""
+        options = {"tooltip": self.tooltip, **self.options()}
+        if default is not inspect.Parameter.empty and default is not None:
+            options["default"] = default
+        if self.advanced:
+            options["advanced"] = True
+        return self.type(), options
+
+
+@dataclass(frozen=True)
+class Int(Input):
+    minimum: int
+    maximum: int
+    step: int = 1
+    control: bool = False  # ComfyUI's "control after generate" for seeds
+
+    def type(self) -> str:
+        return "INT"
+
+    def options(self) -> dict[str, Any]:
+        options: dict[str, Any] = {"min": self.minimum, "max": self.maximum, "step": self.step}
+        if self.control:
+            options["control_after_generate"] = True
+        return options
+
+
+@dataclass(frozen=True)
+class Float(Input):
+    minimum: float
+    maximum: float
+    step: float = 0.01
+
+    def type(self) -> str:
+        return "FLOAT"
+
+    def options(self) -> dict[str, Any]:
+        return {"min": self.minimum, "max": self.maximum, "step": self.step, "round": self.step}
+
+
+@dataclass(frozen=True)
+class Text(Input):
+    """A text widget. Dynamic prompts stay off: they would eat braces and comments of a prompt that holds JSON."""
+
+    multiline: bool = True
+
+    def type(self) -> str:
+        return "STRING"
+
+    def options(self) -> dict[str, Any]:
+        return {"multiline": self.multiline, "dynamicPrompts": False}
+
+
+@dataclass(frozen=True)
+class Flag(Input):
+    on: str = "on"
+    off: str = "off"
+
+    def type(self) -> str:
+        return "BOOLEAN"
+
+    def options(self) -> dict[str, Any]:
+        return {"label_on": self.on, "label_off": self.off}
+
+
+@dataclass(frozen=True)
+class Choice(Input):
+    """A drop-down list; a callable is asked each time ComfyUI reads the node's definition."""
+
+    choices: Sequence[str] | Callable[[], Sequence[str]]
+
+    def type(self) -> list[str]:
+        return list(self.choices() if callable(self.choices) else self.choices)
+
+
+@dataclass(frozen=True)
+class Socket(Input):
+    kind: str
+
+    def type(self) -> str:
+        return self.kind
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A value that ComfyUI passes unseen: "PROMPT", "EXTRA_PNGINFO" or "UNIQUE_ID" (the last ends cache sharing)."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Output:
+    kind: str
+    name: str
+    tooltip: str
+    is_list: bool = False  # one item per downstream run
+
+
+class Shown(tuple):
+    """The output values of a node that also shows text; `/history` of the API holds only what is shown."""
+
+    text: str
+
+    def __new__(cls, values: Iterable, text: str) -> Shown:
+        shown = super().__new__(cls, values)
+        shown.text = text
+        return shown
+
+
+def _marker(hint: Any, kinds: tuple, where: str) -> Any:
+    found = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, kinds)]
+    if len(found) != 1:
+        raise TypeError(f"{where} needs exactly one of {', '.join(kind.__name__ for kind in kinds)} in its Annotated[...]")
+    return found[0]
+
+
+def _input_types(markers: dict[str, Input | Hidden], defaults: dict[str, Any]) -> dict[str, dict]:
+    groups: dict[str, dict] = {"required": {}, "optional": {}, "hidden": {}}
+    for name, marker in markers.items():
+        if isinstance(marker, Hidden):
+            groups["hidden"][name] = marker.kind
+        else:
+            groups["optional" if marker.optional else "required"][name] = marker.spec(defaults[name])
+    return {group: entries for group, entries in groups.items() if entries or group == "required"}
+
+
+def _check_order(where: str, markers: dict[str, Input | Hidden], defaults: dict[str, Any]) -> None:
+    """ComfyUI lists required inputs first: a signature in any other order would hide the real widget order."""
+    groups = [2 if isinstance(marker, Hidden) else int(marker.optional) for marker in markers.values()]
+    if groups != sorted(groups):
+        raise TypeError(f"{where}: required inputs come first, then optional, then hidden ones")
+    for name, marker in markers.items():
+        if isinstance(marker, Input) and marker.optional and defaults[name] is inspect.Parameter.empty:
+            raise TypeError(f"{where}: optional input {name} needs a default")
+
+
+def node(
+    node_id: str,
+    title: str,
+    *,
+    category: str,
+    output_node: bool = False,
+    validate: Callable[..., bool | str] | None = None,
+    fingerprint: Callable[..., Any] | None = None,
+    search: Sequence[str] = (),
+) -> Callable[[Callable], type]:
+    """Class decorator for functions; see the module's head.
+
+    `validate` gets the inputs it names (core's own checks are off for those) and returns True or an error sentence;
+    `fingerprint` gets the inputs it names and returns a value that changes when the node has to run again.
+    """
+
+    def build(function: Callable) -> type:
+        hints = get_type_hints(function, include_extras=True)
+        outputs = [_marker(hint, (Output,), f"{node_id}: output {i}") for i, hint in enumerate(get_args(hints["return"]))]
+        parameters = inspect.signature(function).parameters
+        markers = {name: _marker(hints[name], (Input, Hidden), f"{node_id}.{name}") for name in parameters}
+        defaults = {name: parameter.default for name, parameter in parameters.items()}
+        _check_order(node_id, markers, defaults)
+
+        def execute(self, **inputs: Any) -> tuple | dict:
+            values = function(**inputs)
+            if len(values) != len(outputs):
+                raise TypeError(f"{node_id} declares {len(outputs)} outputs and returned {len(values)}")
+            return {"ui": {"text": (values.text,)}, "result": tuple(values)} if isinstance(values, Shown) else values
+
+        members: dict[str, Any] = {
+            "NODE_ID": node_id,
+            "TITLE": title,
+            "INPUT_TYPES": classmethod(lambda cls: _input_types(markers, defaults)),
+            "RETURN_TYPES": tuple(output.kind for output in outputs),
+            "RETURN_NAMES": tuple(output.name for output in outputs),
+            "OUTPUT_TOOLTIPS": tuple(output.tooltip for output in outputs),
+            "OUTPUT_IS_LIST": tuple(output.is_list for output in outputs),
+            "OUTPUT_NODE": output_node,
+            "FUNCTION": "execute",
+            "CATEGORY": category,
+            "DESCRIPTION": inspect.cleandoc(function.__doc__ or ""),
+            "SEARCH_ALIASES": list(search),
+            "execute": execute,
+            "MARKERS": markers,  # for the pack's own tools: what each input is, without asking the host for choices
+            "DEFAULTS": defaults,
+            "__doc__": function.__doc__,
+            "__module__": function.__module__,
+        }
+        if validate is not None:
+            members["VALIDATE_INPUTS"] = staticmethod(validate)
+        if fingerprint is not None:
+            wanted = list(inspect.signature(fingerprint).parameters)
+            # ComfyUI passes every input here, links as None.
+            members["IS_CHANGED"] = staticmethod(lambda **inputs: fingerprint(*(inputs.get(name) for name in wanted)))
+        return type(node_id, (), members)
+
+    return build

@@ -1,0 +1,105 @@
+"""JSON Parse Panels: a comic script as text -> lists of one length, one item a panel."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+from ..a3b_engine.errors import ScriptError
+from ..a3b_engine.script.panels import ON_ERROR, panel_lists
+from ..a3b_engine.script.parse import parse_script
+from ..a3b_engine.script.sizes import SIZE_FAMILIES
+from .annotations import Choice, Int, Output, Shown, Text, node
+
+
+def _list(kind: str, name: str, tooltip: str) -> Output:
+    return Output(kind, name, f"List, one item a panel. {tooltip}", is_list=True)
+
+
+@node(
+    "A3BParsePanels",
+    "JSON Parse Panels",
+    category="A3B",
+    output_node=True,
+    search=("json", "panels", "list", "comic script", "storyboard"),
+)
+def A3BParsePanels(
+    text: Annotated[str, Text(tooltip="The answer of Generate, or any comic script as JSON, damaged or not.")] = "",
+    panel_count: Annotated[
+        int, Int(0, 512, tooltip="Panels the script must have. 0: as many as there are.")
+    ] = 0,
+    on_error: Annotated[
+        str,
+        Choice(
+            ON_ERROR,
+            tooltip="stop: an unusable or cut-off script ends the run with the reason. keep: whole panels are used, a cut-off "
+            "one is left out. placeholder: neutral pictures stand for what is missing. None ever draws the model's failure.",
+        ),
+    ] = "stop",
+    style_prefix: Annotated[str, Text(multiline=False, tooltip="Put before every panel's prompt.")] = "",
+    style_suffix: Annotated[str, Text(multiline=False, tooltip="Put after every panel's prompt.")] = "",
+    base_seed: Annotated[
+        int, Int(0, 2**64 - 1, tooltip="Seed of a panel = base_seed + its index.")
+    ] = 0,
+    size_family: Annotated[
+        str, Choice(tuple(SIZE_FAMILIES), tooltip="Image model that draws the panels: gives width and height for each shot.")
+    ] = "sdxl",
+    stats: Annotated[
+        str,
+        Text(multiline=False, optional=True, tooltip="Connect stats of Generate: names the reason when an answer is empty or cut."),
+    ] = "",
+) -> tuple[
+    Annotated[list, _list("STRING", "prompt", "Image prompt.")],
+    Annotated[list, _list("STRING", "negative", "Negative image prompt; may be empty.")],
+    Annotated[list, _list("STRING", "caption", "Narration box; may be empty.")],
+    Annotated[list, _list("STRING", "dialogue", "Speech of the panel, one line each; may be empty.")],
+    Annotated[list, _list("INT", "seed", "Seed for the image model.")],
+    Annotated[list, _list("INT", "width", "Pixels.")],
+    Annotated[list, _list("INT", "height", "Pixels.")],
+    Annotated[list, _list("INT", "index", "Place in the story, from 1.")],
+    Annotated[int, Output("INT", "count", "Number of panels.")],
+    Annotated[str, Output("STRING", "script", "The whole script as clean JSON.")],
+    Annotated[str, Output("STRING", "report", "What was repaired or missing, one remark a line.")],
+    Annotated[str, Output("STRING", "joined", "All panels as one readable text.")],
+]:
+    """Reads a comic script and hands out its panels as lists: every image node behind them runs once per panel.
+
+    Broken JSON is repaired where its meaning is certain, and the report says what was done."""
+    reason = _unfinished(stats)
+    result = parse_script(text, expected_panels=panel_count or None)
+    try:
+        panels = panel_lists(
+            result,
+            style_prefix=style_prefix,
+            style_suffix=style_suffix,
+            base_seed=base_seed,
+            size_family=size_family,
+            on_error=on_error,
+        )
+    except ScriptError as problem:
+        raise ScriptError(f"text: {reason} ({problem})" if reason else f"text: {problem}") from None
+    lists = (
+        panels.prompt,
+        panels.negative,
+        panels.caption,
+        panels.dialogue,
+        panels.seed,
+        panels.width,
+        panels.height,
+        panels.index,
+    )
+    report = "\n".join([*([f"warning: answer: {reason}"] if reason else []), *panels.report])
+    return Shown((*lists, panels.count, panels.script_json, report, panels.joined), panels.joined)
+
+
+def _unfinished(stats: str) -> str:
+    """Why the answer ended early, from Generate's stats; "" when it did not or nothing is known.
+
+    An empty text is a symptom; "token limit reached while thinking" is the cause a person can act on.
+    """
+    try:
+        facts = json.loads(stats) if stats else {}
+    except (ValueError, RecursionError):
+        return ""
+    status = facts.get("status") if isinstance(facts, dict) and facts.get("finish_reason") in ("length", "cancelled") else ""
+    return status if isinstance(status, str) else ""

@@ -1,0 +1,365 @@
+"""The five nodes run one by one with a fake engine and a fake ComfyUI."""
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+from fake_comfy import Interrupted, comfy, engine_class, load_pack, part  # noqa: F401
+
+NODES = load_pack().NODE_CLASS_MAPPINGS
+errors = part("a3b_engine.errors")
+Prompt = part("a3b_engine.prompt").Prompt
+
+
+def run(node_id, **inputs):
+    node = NODES[node_id]
+    return getattr(node(), node.FUNCTION)(**inputs)
+
+
+@pytest.fixture
+def model(comfy, engine_class):
+    comfy.add_checkpoint(comfy.models_dir / "LLM", "Qwen/q")
+    (handle,) = run("A3BLoadModel", **widgets("A3BLoadModel"), checkpoint="Qwen\\q")
+    return handle
+
+
+def widgets(node_id):
+    """Defaults of the required widgets that have one: what the editor sends for an untouched node."""
+    required = NODES[node_id].INPUT_TYPES()["required"]
+    return {name: options["default"] for name, (_, options) in required.items() if "default" in options}
+
+
+def engine_of(handle):
+    return part("nodes.residency").open_engine(handle)
+
+
+def generate(model, prompt=None, **inputs):
+    return run("A3BGenerate", **{**widgets("A3BGenerate"), "model": model, "prompt": prompt or Prompt(user="hi"), **inputs})
+
+
+# Load A3B Model
+
+
+def test_loading_opens_and_reads_no_weights(comfy, model):
+    assert engine_of(model).loads == 0 and comfy.memory_requests == []
+    assert (model.device, model.vram_gb, model.context) == ("cpu", 0.0, 8192)
+
+
+def test_equal_loaders_give_equal_handles(model):
+    assert run("A3BLoadModel", **widgets("A3BLoadModel"), checkpoint="Qwen/q") == (model,)
+
+
+def test_a_bad_checkpoint_fails_in_the_loader(comfy, engine_class):
+    comfy.add_checkpoint(comfy.models_dir / "LLM", "bad")
+    problem = errors.CheckpointError("bad/model.safetensors: incomplete download?")
+
+    def refuse(folder, **options):
+        raise problem
+
+    engine_class.open = refuse
+    with pytest.raises(errors.CheckpointError, match="incomplete download"):
+        run("A3BLoadModel", **widgets("A3BLoadModel"), checkpoint="bad")
+
+
+def test_validation_accepts_what_runs_and_explains_the_rest(comfy):
+    """F20, V10"""
+    comfy.add_checkpoint(comfy.models_dir / "LLM", "Qwen/q")
+    check = NODES["A3BLoadModel"].VALIDATE_INPUTS
+    assert check(checkpoint="Qwen\\q", device="cuda:7") is True
+    assert check(checkpoint=None, device=None) is True
+    assert "'other'" in check(checkpoint="other", device="auto")
+    assert check(checkpoint="Qwen/q", device="gpu0").startswith("device: 'gpu0'")
+
+
+def test_fingerprint_follows_the_files(comfy):
+    folder = comfy.add_checkpoint(comfy.models_dir / "LLM", "q")
+    changed = NODES["A3BLoadModel"].IS_CHANGED
+    before = changed(checkpoint="q", device="auto", context=512)
+    assert changed(checkpoint="q", device="cpu", context=1024) == before  # options are part of ComfyUI's own key
+    (folder / "model.safetensors").write_bytes(b"new")
+    assert changed(checkpoint="q", device="auto") != before
+    assert changed(checkpoint="gone") == "not found"
+    assert changed(checkpoint=None) == "linked"
+
+
+# Encode Image 384px
+
+
+def test_the_whole_batch_is_encoded_and_appended(comfy, model):
+    first, count = run("A3BEncodeImage", model=model, image=torch.zeros(3, 8, 8, 3), size=384, fit="crop")
+    assert (len(first), count) == (3, 36)
+    both, count = run("A3BEncodeImage", model=model, image=torch.zeros(1, 8, 8, 3), size=384, fit="keep", images=first)
+    assert both[:3] == first and (len(both), count) == (4, 48)
+    assert len(first) == 3  # shared with other consumers: never changed in place
+    assert engine_of(model).calls == [("encode", 384, "crop"), ("encode", 384, "keep")]
+    assert engine_of(model).loads == 1 and comfy.memory_requests[0] > 0
+
+
+# Build [[IMG]] Prompt
+
+
+def picture(rows=3, columns=4):
+    return types.SimpleNamespace(grid=(rows, columns), n_tokens=rows * columns)
+
+
+def build(**inputs):
+    return run("A3BBuildPrompt", **{**widgets("A3BBuildPrompt"), **inputs})
+
+
+def test_markers_show_in_the_preview_where_pictures_go():
+    prompt, preview = build(text="before [[IMG:2]] after", system="be brief", images=(picture(), picture(5, 6)))
+    assert prompt.user == "before [[IMG:2]] after" and prompt.system == "be brief" and len(prompt.images) == 2
+    assert preview == "[system]\nbe brief\n\n[user]\n[picture 1: 4x3 tokens]before [picture 2: 6x5 tokens] after"
+
+
+def test_pictures_can_be_labelled():
+    _, preview = build(text="[[IMG]] and [[IMG]]", images=(picture(), picture()), label_images=True)
+    assert "Picture 1: [picture 1" in preview and "Picture 2: [picture 2" in preview
+
+
+def test_braces_and_comments_arrive_intact():
+    """U06, U08"""
+    text = 'see https://a.test/x /* keep me */ {"panels":[]} {a|b}'
+    prompt, preview = build(text=text)
+    assert prompt.user == text and text in preview
+
+
+def test_too_few_pictures_are_an_error_before_the_model():
+    with pytest.raises(errors.PromptError, match="2 markers, 1 image"):
+        build(text="[[IMG]] [[IMG]]", images=(picture(),))
+
+
+@pytest.mark.parametrize("inputs", [{}, {"language": "English"}, {"preset": "manga"}, {"preset": "manga", "system": "x"}])
+def test_an_empty_prompt_is_refused_whatever_the_other_widgets_say(inputs):
+    with pytest.raises(errors.PromptError, match="^text: is empty"):
+        build(text="  ", **inputs)
+
+
+def test_a_picture_or_instructions_alone_are_enough():
+    assert "picture 1" in build(text="", images=(picture(),), preset="manga")[1]
+    assert build(text="", system="Say hello.")[0].system == "Say hello."
+
+
+def test_language_and_preset_join_the_instructions():
+    plain, _ = build(text="x", system="mine")
+    assert plain.system == "mine"
+    named, _ = build(text="x", system="mine", language="Chinese")
+    assert named.system.startswith("mine") and "Chinese" in named.system
+
+
+PRESETS = NODES["A3BBuildPrompt"].INPUT_TYPES()["optional"]["preset"][0]
+
+
+@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "none"])
+def test_comic_presets_carry_language_and_open_counts(preset, model):
+    english, _ = build(text="x", system="mine", language="Japanese", preset=preset)
+    assert english.system.endswith("mine") and "Japanese" in english.system and "Answer in" not in english.system
+    chinese, _ = build(text="x", language="Chinese", preset=preset)
+    assert "\u4e2d\u6587" in chinese.system and chinese.user == "x"
+    for prompt in (english, chinese):
+        assert "{{panels}}" in prompt.system and "{{rounds}}" in prompt.system
+        generate(model, prompt, panels=17, rounds=29)
+        told = engine_of(model).calls[-1][1].system
+        assert "17" in told and "29" in told and "{{" not in told
+
+
+def test_counts_touch_nothing_else(model):
+    """U06: only the two names, only in the system text."""
+    typed = 'Return {"panels":[]} {{other}} {panels} {{ panels }}'
+    generate(model, Prompt(user="{{panels}}", system=typed), panels=3)
+    told = engine_of(model).calls[-1][1]
+    assert told.system == typed and told.user == "{{panels}}"
+
+
+# Generate
+
+
+def test_answer_thinking_and_stats(comfy, model, engine_class):
+    engine_class.script = (("hm", True), ("Hel", False), ("lo", False))
+    out = generate(model, seed=2**64 - 1)  # U01
+    text, thinking, stats = out["result"]
+    assert (text, thinking) == ("Hello", "hm") and type(text) is str  # U22
+    assert out["ui"] == {"text": ("Hello",)}
+    facts = json.loads(stats)
+    assert facts["seed"] == 2**64 - 1 and facts["finish_reason"] == "stop" and facts["model"] == "q"
+    assert facts["sampling"]["temperature"] == 0.4 and "text" not in facts
+    assert comfy.bars[-3:] == [(1, 4096), (2, 4096), (3, 4096)]
+    assert comfy.texts[-1] == ("Hello", "17", "browser-1")
+
+
+def test_room_for_prompt_and_answer_is_asked_first(comfy, model):
+    generate(model, max_new_tokens=50)
+    generate(model, max_new_tokens=30000)
+    assert comfy.memory_requests == [150_000, 8192_000]  # never more than the context
+
+
+def test_presets_win_unless_custom(model):
+    generate(model, preset="free (instruct)", temperature=0.123)
+    generate(model, preset="custom", temperature=0.123, top_k=7)
+    first, second = (call[2] for call in engine_of(model).calls)
+    assert (first.temperature, first.top_p, first.presence_penalty) == (0.7, 0.8, 1.5)
+    assert (second.temperature, second.top_k) == (0.123, 7)
+
+
+def test_every_format_becomes_its_constraint(model):
+    schema = '{"type": "object"}'
+    for kind in ("text", "comic script", "JSON schema", "regex", "short comic script"):
+        generate(model, format=kind, schema=schema, regex="a+b", panels=3, rounds=1)
+    found = [(call[3], call[4]) for call in engine_of(model).calls]
+    assert found[0] == (None, None)
+    assert found[1][0] == part("a3b_engine.script.grammar").comic_json_schema(3, 1)
+    assert found[2] == ({"type": "object"}, None)
+    assert found[3] == (None, "a+b")
+    assert found[4][0] == part("a3b_engine.script.grammar").comic_json_schema(3, 1, brief=True)
+
+
+@pytest.mark.parametrize(
+    "inputs, message",
+    [
+        ({"format": "JSON schema"}, "^schema: is empty"),
+        ({"format": "JSON schema", "schema": "{oops"}, "^schema: '{oops' is not JSON"),
+        ({"format": "JSON schema", "schema": "[" * 100000}, "^schema: .* is not JSON"),
+        ({"format": "JSON schema", "schema": "[1]"}, "^schema: expected a JSON object"),
+        ({"format": "regex", "regex": " "}, "^regex: is empty"),
+    ],
+)
+def test_an_unusable_format_names_its_widget_before_loading(comfy, model, inputs, message):
+    with pytest.raises(errors.GrammarError, match=message):
+        generate(model, **inputs)
+    assert comfy.memory_requests == []
+
+
+def test_stop_texts_one_a_line(model):
+    generate(model, stop="END\n\n\\n\\n\na b")
+    assert engine_of(model).calls[-1][2].stop == ("END", "\n\n", "a b")
+
+
+def test_thinking_and_budget(model):
+    generate(model, thinking=True, thinking_budget=0)
+    generate(model, thinking=False, thinking_budget=9)
+    (first, second) = engine_of(model).calls
+    assert first[5] is True and first[2].thinking_budget is None
+    assert second[5] is False and second[2].thinking_budget == 9
+
+
+def test_cancel_stops_and_the_next_run_is_normal(comfy, model, engine_class):
+    """N01"""
+
+    def cancel_at_five(index):
+        comfy.interrupt = index == 5
+
+    engine_class.script = tuple((str(n), False) for n in range(100))
+    engine_class.before_token = staticmethod(cancel_at_five)
+    with pytest.raises(Interrupted):
+        generate(model)
+    assert comfy.bars[-1][0] == 5
+    engine_class.before_token = staticmethod(lambda index: None)
+    assert len(generate(model)["result"][0]) == 190 and engine_of(model).loads == 1
+
+
+def test_unloading_between_two_runs_reloads_by_itself(model):
+    """V03"""
+    generate(model)
+    engine_of(model).unload_weights()
+    generate(model)
+    assert engine_of(model).loads == 2
+
+
+def test_unknown_errors_are_not_swallowed(model, engine_class):
+    def explode(index):
+        raise ZeroDivisionError("inside")
+
+    engine_class.before_token = staticmethod(explode)
+    with pytest.raises(ZeroDivisionError, match="inside"):
+        generate(model)
+
+
+def test_a_budget_spent_thinking_is_shown_and_reaches_the_parser(model, engine_class):
+    """T03"""
+    engine_class.script = (("step one, step two", True),)
+    out = generate(model, thinking=True)
+    text, thinking, stats = out["result"]
+    assert text == "" and thinking == "step one, step two"
+    assert "token limit reached while thinking" in out["ui"]["text"][0]
+    with pytest.raises(errors.ScriptError, match="token limit reached while thinking"):
+        parse(text=text, stats=stats)
+
+
+# JSON Parse Panels
+
+SCRIPT = {
+    "title": "T",
+    "dialogue": [{"panel": 2, "speaker": "Mina", "line": "Hello", "emotion_tag": "calm"}],
+    "panels": [
+        {"index": 1, "shot": "wide", "action": "lands", "visual_prompt": "a seaplane lands on a flooded street", "caption": "Morning."},
+        {"index": 2, "shot": "close", "action": "waves", "visual_prompt": "a pilot waves"},
+        {"index": 3, "shot": "medium", "action": "reads", "visual_prompt": "an old man reads a letter"},
+    ],
+}
+
+
+def parse(**inputs):
+    return run("A3BParsePanels", **{**widgets("A3BParsePanels"), **inputs})
+
+
+def named(out):
+    return dict(zip(NODES["A3BParsePanels"].RETURN_NAMES, out["result"]))
+
+
+def test_lists_have_one_length_and_blanks_where_something_is_missing():
+    """U09, U10, U12"""
+    out = named(parse(text=json.dumps(SCRIPT), panel_count=3, style_suffix="ink"))
+    lists = [out[name] for name in ("prompt", "negative", "caption", "dialogue", "seed", "width", "height", "index")]
+    assert [len(items) for items in lists] == [3] * 8
+    assert all(type(items) is list for items in lists)
+    assert out["count"] == 3 and out["index"] == [1, 2, 3] and out["caption"] == ["Morning.", "", ""]
+    assert "Hello" in out["dialogue"][1] and out["dialogue"][0] == ""
+    assert all("ink" in prompt for prompt in out["prompt"]) and "seaplane" in out["prompt"][0]
+    assert json.loads(out["script"])["title"] == "T"
+    assert "seaplane" in out["joined"] and isinstance(out["report"], str)
+
+
+def test_values_have_the_types_their_sockets_promise():
+    node = NODES["A3BParsePanels"]
+    expected = {"STRING": str, "INT": int}
+    for kind, is_list, value in zip(node.RETURN_TYPES, node.OUTPUT_IS_LIST, parse(text=json.dumps(SCRIPT))["result"]):
+        assert all(type(item) is expected[kind] for item in (value if is_list else [value]))
+
+
+def test_a_refusal_stops_or_becomes_a_neutral_panel_never_a_prompt():
+    refusal = "I am sorry, but I cannot help with that."
+    with pytest.raises(errors.ScriptError, match="^text: "):
+        parse(text=refusal)
+    out = named(parse(text=refusal, on_error="placeholder"))
+    assert not any("sorry" in prompt for prompt in out["prompt"]) and len(out["prompt"]) >= 1
+
+
+def test_a_cut_answer_is_refused_kept_or_filled_up():
+    whole = json.dumps(SCRIPT)
+    cut = whole[: whole.index("an old man")]
+    stats = json.dumps({"finish_reason": "length", "status": "token limit reached: raise it"})
+    with pytest.raises(errors.ScriptError, match="^text: token limit reached: raise it"):
+        parse(text=cut, stats=stats)
+    kept = named(parse(text=cut, stats=stats, on_error="keep"))
+    assert kept["index"] == [1, 2] and kept["report"].startswith("warning: answer: token limit reached")
+    filled = named(parse(text=cut, stats=stats, on_error="placeholder", panel_count=5))
+    assert filled["count"] == 5
+
+
+def test_a_reason_is_only_added_when_the_answer_did_not_end_well():
+    with pytest.raises(errors.ScriptError) as caught:
+        parse(text="no json", stats=json.dumps({"finish_reason": "stop", "status": "complete: 5 tokens."}))
+    assert "complete" not in str(caught.value)
+    for odd in ("not json", "[]", "null", "[" * 100_000, '{"finish_reason": "length", "status": 3}', '{"finish_reason": "length"}'):
+        with pytest.raises(errors.ScriptError, match="no JSON"):
+            parse(text="no json", stats=odd)
+
+
+def test_shown_text_is_for_people():
+    assert "seaplane" in parse(text=json.dumps(SCRIPT))["ui"]["text"][0]
+
+
+def test_nothing_of_the_fakes_is_left_behind():
+    assert "comfy" not in sys.modules and "folder_paths" not in sys.modules
