@@ -1,0 +1,1 @@
+"""Tools for developing and trying the pack; nothing here is imported by ComfyUI."""

@@ -1,0 +1,1 @@
+"""What `run.py` is made of, shared with the host and browser tests. Standard library only."""

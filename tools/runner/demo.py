@@ -1,0 +1,163 @@
+"""`run.py demo`: the comic workflow on a bundled picture and story, in a real ComfyUI."""
+
+from __future__ import annotations
+
+import argparse
+import time
+import uuid
+from pathlib import Path
+
+from .client import ComfyClient, run_error
+from .console import USAGE, RunnerError, say, tail
+from .demo_model import ensure_demo_model
+from .environment import HOST_REQUIREMENTS, REQUIREMENTS, ensure_requirements, ensure_venv
+from .hosts import Host, ensure_2024_host, own_host
+from .panels import print_panels, read_panels
+from .paths import ASSETS, PACK_NAME, WORK
+from .server import SMALL_MODEL, ComfyServer, port_is_free
+from .websocket import WebSocket
+from .workflow import Workflow
+
+LANGUAGES = {"en": "English", "zh": "Chinese"}
+PICTURE = ASSETS / "demo_picture.png"
+BROWSER_PORT = 8188  # where people look for a ComfyUI
+SMALL_FORMAT = "short comic script"  # what a model of random numbers can finish in seconds
+NODES = ("A3BLoadModel", "A3BEncodeImage", "A3BBuildPrompt", "A3BGenerate", "A3BParsePanels")
+
+
+def run_demo(options: argparse.Namespace) -> int:
+    check_options(options)
+    host, maker = choose_host(options)
+    random_model = options.model is None
+    model = ensure_demo_model(maker, options.verbose) if random_model else options.model.expanduser().resolve()
+    port = options.port or (BROWSER_PORT if options.serve and port_is_free(BROWSER_PORT) else 0)
+    server = ComfyServer(
+        host,
+        WORK / "demo",
+        port=port,
+        gpu=options.gpu,
+        models=[] if random_model else [model],
+        environment=SMALL_MODEL if random_model else {},
+    )
+    say(f"Starting ComfyUI ({host.folder}) on the {'GPU' if options.gpu else 'CPU'} ...")
+    with server:
+        try:
+            run_workflow(server, model.name, options.lang, random_model=random_model)
+        except (RunnerError, OSError) as error:
+            raise RunnerError(str(error), details=tail(server.log), log=server.log) from error
+        if options.serve:
+            # the canvas workflow names the picture that every ComfyUI comes with
+            server.client.upload_image(PICTURE, "example.png")
+            serve(server)
+    return 0
+
+
+def check_options(options: argparse.Namespace) -> None:
+    if options.python and not options.comfyui:
+        raise RunnerError("--python belongs to --comfyui: name the ComfyUI folder too", code=USAGE)
+    if options.gpu and not options.comfyui:
+        raise RunnerError("--gpu belongs to --comfyui: the demo's own ComfyUI runs on the CPU", code=USAGE)
+    if not 0 <= options.port <= 65535:
+        raise RunnerError(f"--port {options.port}: a port lies between 1 and 65535", code=USAGE)
+    if options.model and not (options.model.expanduser() / "config.json").is_file():
+        raise RunnerError(
+            f"--model {options.model}: no config.json in there, so it is no checkpoint folder", code=USAGE
+        )
+
+
+def choose_host(options: argparse.Namespace) -> tuple[Host, Path]:
+    """The ComfyUI to use, and a Python that can build the demo checkpoint."""
+    if options.comfyui:
+        host = own_host(options.comfyui, options.python, verbose=options.verbose)
+        return host, host.python
+    python = ensure_venv(options.verbose)
+    ensure_requirements(
+        python,
+        "demo",
+        [REQUIREMENTS, HOST_REQUIREMENTS],
+        why="PyTorch and what ComfyUI and the pack need",
+        verbose=options.verbose,
+    )
+    return ensure_2024_host(python, options.verbose), python
+
+
+def require_nodes(server: ComfyServer) -> None:
+    absent = [name for name in NODES if not server.client.object_info(name)]
+    if absent:
+        reasons = [
+            line for line in server.log_text().splitlines() if line.startswith("Cannot import") and PACK_NAME in line
+        ]
+        why = reasons[0] if reasons else f"missing: {', '.join(absent)}"
+        raise RunnerError(f"ComfyUI runs, but the pack did not load in it: {why}")
+
+
+def checkpoint_choice(client: ComfyClient, name: str) -> str:
+    """The loader's own spelling of a checkpoint folder's name."""
+    field = client.object_info("A3BLoadModel")["A3BLoadModel"]["input"]["required"]["checkpoint"]
+    choices = field[0] if isinstance(field[0], list) else field[1].get("options", [])
+    for choice in choices:
+        if choice.replace("\\", "/").split("/")[-1] == name:
+            return choice
+    raise RunnerError(
+        f"the loader node does not list the checkpoint {name!r}; it lists: {', '.join(choices) or 'nothing'}"
+    )
+
+
+def run_workflow(server: ComfyServer, model_name: str, language: str, *, random_model: bool) -> None:
+    client = server.client
+    require_nodes(server)
+    story = ASSETS / f"demo_story.{language}.txt"
+    workflow = Workflow.load()
+    workflow.set("A3BLoadModel", checkpoint=checkpoint_choice(client, model_name))
+    workflow.set("LoadImage", image=client.upload_image(PICTURE))
+    workflow.set(
+        "A3BBuildPrompt", text=story.read_text(encoding="utf-8").strip() + "\n[[IMG]]", language=LANGUAGES[language]
+    )
+    if random_model:
+        workflow.set("A3BGenerate", format=SMALL_FORMAT)
+    say(f"Picture: {PICTURE}\nStory:   {story}\nWriting the script ...")
+    client_id, begin = uuid.uuid4().hex, time.monotonic()
+    with client.events(client_id) as events:
+        prompt_id = client.queue(workflow.graph, client_id)
+        entry = follow(client, prompt_id, events, workflow.node("A3BGenerate"))
+    problem = run_error(entry)
+    if problem:
+        raise RunnerError(f"the workflow failed: {problem}")
+    say(f"Done in {time.monotonic() - begin:.1f} s.\n")
+    print_panels(read_panels(server.host.python, entry, workflow))
+    say("\nPictures:")
+    for image in [image for outputs in entry["outputs"].values() for image in outputs.get("images", [])]:
+        say(f"  {server.work / image['type'] / image['subfolder'] / image['filename']}")
+    say(f"Log: {server.log}")
+    if random_model:
+        say(
+            "\nThe demo checkpoint holds random numbers: what it writes is valid JSON of the right shape, and its "
+            "words are nonsense. A real one (--model DIR) writes the story's panels."
+        )
+
+
+def follow(client: ComfyClient, prompt_id: str, events: WebSocket, generate: str) -> dict:
+    """Wait for the run's end; every five seconds a line about the tokens written."""
+    shown = time.monotonic()
+    while (entry := client.history(prompt_id)) is None:
+        message = events.receive(0.5)
+        if not isinstance(message, dict) or message.get("type") != "progress":
+            continue
+        data = message["data"]
+        if data.get("node") == generate and time.monotonic() - shown > 5:
+            say(f"  {data['value']} tokens ...")
+            shown = time.monotonic()
+    return entry
+
+
+def serve(server: ComfyServer) -> None:
+    """Keep the server until Ctrl-C; RunnerError when it ends by itself."""
+    say(
+        f"\nComfyUI is running: {server.url}   (this machine only; Ctrl-C stops it)\n"
+        "Open the workflow example_workflows/comic_script.json with its menu, or drag that file into the page."
+    )
+    while server.process.poll() is None:
+        time.sleep(0.5)
+    raise RunnerError(
+        f"ComfyUI ended by itself (exit code {server.process.returncode})", details=tail(server.log), log=server.log
+    )
