@@ -19,11 +19,7 @@ PACK = "a3b_pack_for_workflows"
 CHECKPOINT = "a3b-random-demo"
 SEED_CONTROL = "fixed"  # the drop-down that the front end puts after a seed: same seed, same page, until changed
 
-STORY = (
-    "Mina, a young mail pilot, lands her yellow seaplane on a flooded street to deliver one last letter. "
-    "[[IMG]] Use this picture for the mood and the colours. An old man opens a window on the second floor: "
-    "the letter is for him, and it is from his brother, whom he thought lost."
-)
+STORY = (ROOT / "assets" / "demo_story.en.txt").read_text(encoding="utf-8").strip() + "\n[[IMG]]"
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """A headless Chromium, and a real ComfyUI per host for it to open."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "host"))
 
-from comfy_server import make_server  # noqa: E402
+from comfy_server import CANVAS_SETTINGS, make_server  # noqa: E402
 from hosts import available_hosts  # noqa: E402
 from tools.runner.browser import HOW_TO_GET, find_browser  # noqa: E402
 from tools.runner.suites import in_ci  # noqa: E402
@@ -51,7 +50,6 @@ def server(request, tmp_path_factory):
     work = tmp_path_factory.mktemp(f"browser-{request.param.name}")
     settings = work / "user" / "default" / "comfy.settings.json"
     settings.parent.mkdir(parents=True)
-    # not the first visit: no tour and no template picker over the canvas
-    settings.write_text(json.dumps({"Comfy.TutorialCompleted": True}), encoding="utf-8")
+    settings.write_text(CANVAS_SETTINGS, encoding="utf-8")
     with make_server(request.param, work) as running:
         yield running

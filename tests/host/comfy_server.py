@@ -18,6 +18,8 @@ PICTURE = ASSETS / "demo_picture.png"
 STORY = "Mina and Bolt look for the lighthouse keeper."
 NODES = ("A3BLoadModel", "A3BEncodeImage", "A3BBuildPrompt", "A3BGenerate", "A3BParsePanels")
 PANELS = 3
+# For a browser: not the first visit, so no tour and no template picker lie over the canvas.
+CANVAS_SETTINGS = json.dumps({"Comfy.TutorialCompleted": True})
 LOADED_LINE = re.compile(r"\bLoaded .*" + re.escape(DEMO_MODEL.name))
 
 
