@@ -133,7 +133,8 @@ class ModelConfig:
         if model_type not in MULTIMODAL_TYPES + TEXT_ONLY_TYPES:
             raise ConfigError(_wrong_type_message(source, model_type))
         flat = model_type in TEXT_ONLY_TYPES
-        text = _text_config(top if flat else top.section("text_config"), top)
+        section = top if flat else top.section("text_config")
+        text = _text_config(section, top)
         vision = None
         if not flat and config.get("vision_config") is not None and not config.get("language_model_only"):
             vision = _vision_config(top.section("vision_config"), text)
@@ -141,7 +142,7 @@ class ModelConfig:
         ids = {}
         for key, published in image_defaults.items():
             # Without a vision part these ids are never used; the published values keep the fields meaningful.
-            ids[key] = top.integer(key, minimum=0, maximum=text.vocab_size - 1) if vision else int(config.get(key) or published)
+            ids[key] = top.integer(key, minimum=0, maximum=text.vocab_size - 1) if vision else _first_int(config.get(key), published)
         quantization = config.get("quantization_config")
         return cls(
             model_type=model_type,
@@ -150,7 +151,7 @@ class ModelConfig:
             eos_token_ids=_eos_ids(config, generation_config or {}, text.vocab_size, source),
             pad_token_id=_first_int(config.get("pad_token_id"), (generation_config or {}).get("pad_token_id")),
             quantization=dict(quantization) if isinstance(quantization, Mapping) else {},
-            mtp_layers=int(_first_int((config.get("text_config") or config).get("mtp_num_hidden_layers")) or 0),
+            mtp_layers=_first_int(section.get("mtp_num_hidden_layers"), 0),
             **ids,
         )
 
@@ -229,7 +230,9 @@ def _text_config(section: _Section, top: _Section) -> TextConfig:
     experts = integer("num_experts", maximum=65536)
     rope_theta, rotary_dim, mrope_section = _rotary(section, head_dim)
     # The outer value decides: transformers writes its default (false) into text_config whatever the model does.
-    tied = top.get("tie_word_embeddings", section.get("tie_word_embeddings", False))
+    tied = top.get("tie_word_embeddings")
+    if tied is None:
+        tied = section.get("tie_word_embeddings", False)
     return TextConfig(
         vocab_size=integer("vocab_size"),
         hidden_size=integer("hidden_size"),
@@ -324,13 +327,13 @@ def _vision_config(section: _Section, text: TextConfig) -> VisionConfig:
 def _eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any], vocab_size: int, source: str) -> tuple[int, ...]:
     """End tokens of both configs: the two official files name different ones, and either ends an answer."""
     ids: list[int] = []
-    for section in (generation, config, config.get("text_config") or {}):
+    for file, section in ((Path(source).with_name("generation_config.json"), generation), (source, config), (source, config.get("text_config"))):
         found = section.get("eos_token_id") if isinstance(section, Mapping) else None
         for value in found if isinstance(found, list) else [found]:
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < vocab_size:
-                raise ConfigError(f"{source}: eos_token_id: found {value!r}, expected a token id from 0 to {vocab_size - 1}.")
+                raise ConfigError(f"{file}: eos_token_id: found {value!r}, expected a token id from 0 to {vocab_size - 1}.")
             if value not in ids:
                 ids.append(value)
     if not ids:
@@ -349,6 +352,6 @@ def _wrong_type_message(source: str, model_type: Any) -> str:
         "qwen4_exp": "that is another architecture with n-gram embedding tables",
         "qwen3_moe": "that is Qwen3-30B-A3B, an earlier architecture without Gated DeltaNet",
     }
-    hint = hints.get(model_type, "the engine runs Qwen3.5/3.6 mixture-of-experts checkpoints such as Qwen3.5-35B-A3B-FP8")
+    hint = hints.get(str(model_type), "the engine runs Qwen3.5/3.6 mixture-of-experts checkpoints such as Qwen3.5-35B-A3B-FP8")
     expected = ", ".join(repr(t) for t in MULTIMODAL_TYPES + TEXT_ONLY_TYPES)
     return f"{source}: model_type: found {model_type!r}, expected one of {expected}; {hint}."

@@ -15,8 +15,8 @@ from .chat import ChatTemplate, Rendered, render_chat
 from .checkpoint.index import CheckpointIndex
 from .checkpoint.plan import build_plan
 from .checkpoint.reader import load_weights
-from .config import ModelConfig
-from .errors import ConfigError, GrammarError, ImageError, MemoryBudgetError, NotLoadedError, PromptError
+from .config import ModelConfig, VisionConfig
+from .errors import CheckpointError, ConfigError, GrammarError, ImageError, MemoryBudgetError, NotLoadedError, PromptError
 from .grammar import GrammarCompiler, Matcher
 from .image import ImageFeatures, ImageProcessorConfig, PreparedImage, prepare_picture, to_patches, to_pictures
 from .model.moe import dense_elements_at_once
@@ -59,17 +59,22 @@ class Engine:
         if expert_format not in EXPERT_FORMATS:
             raise ConfigError(f"expert_format: found {expert_format!r}, expected one of {', '.join(EXPERT_FORMATS)}.")
         self.folder = Path(folder)
-        self.name = self.folder.name
-        self.device = torch.device(device)
+        self.name = self.folder.name or self.folder.resolve().name
+        self.device = _device(device)
         self.dtype = _compute_dtype(dtype, self.device)
         self.config = ModelConfig.from_folder(self.folder)
-        self.context = min(context, self.config.text.max_position_embeddings)
-        if self.context < 1:
+        if not isinstance(context, int) or isinstance(context, bool) or context < 1:
             raise PromptError(f"context: found {context!r}, expected a positive number of tokens.")
+        self.context = min(context, self.config.text.max_position_embeddings)
         self._plan = build_plan(CheckpointIndex.open(self.folder), self.config)
         self.tokenizer = Tokenizer.from_folder(self.folder)
+        if min(self.config.eos_token_ids) >= self.tokenizer.size:
+            raise CheckpointError(
+                f"{self.folder}: no end token {list(self.config.eos_token_ids)} is among the {self.tokenizer.size} tokens of tokenizer.json, "
+                "so no answer would end. tokenizer.json of another model, or without its added tokens? Restore the published file."
+            )
         self._template = ChatTemplate.from_folder(self.folder)
-        self._processor = ImageProcessorConfig.from_folder(self.folder)
+        self._processor = _processor_of(self.folder, self.config.vision)
         self._grammars = GrammarCompiler(self.tokenizer, self.config.text.vocab_size, self.config.eos_token_ids)
         self._dequantize = self.device.type == "cpu" and self._plan.device_bytes(self.dtype, True) < CPU_DEQUANTIZE_BELOW
         self.weight_bytes = self._plan.device_bytes(self.dtype, self._dequantize)
@@ -222,13 +227,16 @@ class Engine:
             self._require_loaded()
             prompt = replace(prompt, images=self._own_features(prompt.images))
             rendered = self.render(prompt, thinking)
+            self._require_known_tokens(rendered.token_ids)
+            if rendered.opens_thinking and not thinking:  # a template that always thinks: close the block at once
+                sampling = replace(sampling, thinking_budget=0)
             placed = [prompt.images[span.image_index] for span in rendered.image_spans]
             self._check_budget(self.working_bytes(len(rendered.token_ids) + sampling.max_new_tokens))
             self._state = self._new_state()
             try:
                 generation = Generation(
                     self._text, self.config, self.tokenizer, self._state, sampling,
-                    thinking=thinking, matcher=matcher, on_token=on_token, cancel=cancel,
+                    thinking=rendered.opens_thinking, matcher=matcher, on_token=on_token, cancel=cancel,
                 )  # fmt: skip
                 return generation.run(rendered.token_ids, placed)
             finally:
@@ -263,11 +271,22 @@ class Engine:
         factor = self._processor.factor
         own = []
         for image in images:
+            if not isinstance(image, ImageFeatures):
+                raise PromptError(f"Prompt images must come from encode_image, found {type(image).__name__}.")
             if image.source != self._source:
                 rows, columns = (side // factor for side in image.picture.shape[:2])
                 image = self._encode(PreparedImage(image.picture[: rows * factor, : columns * factor], (rows, columns)))
             own.append(image)
         return own
+
+    def _require_known_tokens(self, token_ids: Sequence[int]) -> None:
+        """A tokenizer with more ids than the model has embeddings would otherwise fail deep inside, on CUDA for good."""
+        vocab = self.config.text.vocab_size
+        if not token_ids or max(token_ids) >= vocab:
+            found = f"token {max(token_ids)} of {vocab} that the model knows" if token_ids else "no token at all"
+            raise CheckpointError(
+                f"{self.name}: the prompt became {found}. tokenizer.json and chat template belong to another model; restore the published files."
+            )
 
     def _require_loaded(self) -> None:
         if not self.is_loaded:
@@ -282,6 +301,39 @@ class Engine:
                 f"{self.name} needs {needed / 1e9:.1f} GB ({self.weight_bytes / 1e9:.1f} GB of weights and {working / 1e9:.1f} GB for this context), "
                 f"the budget is {self.vram_budget / 1e9:.1f} GB. Raise vram_gb (0 lets ComfyUI decide), lower context, or use a smaller checkpoint."
             )
+
+
+def _device(device: str | torch.device) -> torch.device:
+    """The device by name; one that this machine does not have is refused before anything is read."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device: found {device!r}, expected 'cpu' or 'cuda:0', 'cuda:1', ...") from error
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            raise ConfigError(f"device: found {device!r}, but torch sees {count} CUDA devices here. Choose another one, or 'cpu'.")
+    elif found.type != "cpu":
+        try:
+            torch.zeros(1, device=found).cpu()
+        except Exception as error:  # each backend has its own way to be absent
+            raise ConfigError(f"device: found {device!r}, which does not work here. Choose 'cpu' or 'cuda:0', 'cuda:1', ...") from error
+    return found
+
+
+def _processor_of(folder: Path, vision: VisionConfig | None) -> ImageProcessorConfig:
+    """The picture processor of a checkpoint; its patches must be those that the vision tower reads."""
+    processor = ImageProcessorConfig.from_folder(folder)
+    if vision is None:
+        return processor
+    sizes = {"patch_size": vision.patch_size, "temporal_patch_size": vision.temporal_patch_size, "merge_size": vision.spatial_merge_size}
+    path = folder / "preprocessor_config.json"
+    if not path.is_file():
+        return replace(processor, **sizes)
+    for name, size in sizes.items():
+        if getattr(processor, name) != size:
+            raise CheckpointError(f"{path}: {name} is {getattr(processor, name)}, config.json asks for {size}. Restore the published file.")
+    return processor
 
 
 def _compute_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:

@@ -140,9 +140,11 @@ def to_pictures(rgb: Any) -> list[np.ndarray]:
 
 def _to_array(rgb: Any) -> np.ndarray:
     if hasattr(rgb, "detach"):  # a torch tensor
+        if str(rgb.layout) != "torch.strided" or rgb.is_meta:
+            raise ImageError(f"An image tensor of layout {rgb.layout} on {rgb.device} cannot be encoded: {_EXPECTED}, dense and with its values.")
         tensor = rgb.detach().cpu()
-        # numpy has no bfloat16; other float types are converted picture by picture later.
-        rgb = (tensor.float() if str(tensor.dtype) == "torch.bfloat16" else tensor).numpy()
+        # numpy has no bfloat16 or float8; other float types are converted picture by picture later.
+        rgb = (tensor.float() if str(tensor.dtype).startswith(("torch.bfloat16", "torch.float8")) else tensor).numpy()
     array = np.asarray(rgb)
     if array.dtype == np.bool_:
         return array.astype(np.uint8) * 255
@@ -181,7 +183,9 @@ def _from_pil(image: Any) -> np.ndarray:
         return _to_rgb8((np.asarray(image).astype(np.float32) / 65535)[..., None])
     if image.mode in ("I", "F"):
         raise ImageError(f"A picture of Pillow mode {image.mode!r} has no fixed range; convert it to 'RGB' first.")
-    transparent = image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info
+    if image.mode == "La":
+        image = image.convert("LA")  # the only way Pillow knows out of this mode
+    transparent = image.mode in ("RGBA", "LA", "PA", "RGBa") or "transparency" in image.info
     return _to_rgb8(np.asarray(image.convert("RGBA" if transparent else "RGB")))
 
 
@@ -251,7 +255,7 @@ def _letterbox(picture: np.ndarray, size: int) -> np.ndarray:
 
 def _resize(picture: np.ndarray, height: int, width: int) -> np.ndarray:
     if picture.shape[:2] == (height, width):
-        return np.ascontiguousarray(picture)
+        return np.array(picture, order="C")  # its own memory: the caller may go on writing to his
     from PIL import Image
 
     image = Image.fromarray(np.ascontiguousarray(picture))

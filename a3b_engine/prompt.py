@@ -14,8 +14,8 @@ from .tokenizer import without_surrogates
 
 ROLES = ("user", "assistant", "system")
 
-# Full-width colon too: it is what a Chinese keyboard types.
-_MARKER = re.compile("\\[\\[[^\\S\\n]*IMG[^\\S\\n]*(?:[:\uff1a]([^\\]\\n]*))?\\]\\]", re.IGNORECASE)
+# Full-width colon too: it is what a Chinese keyboard types. No bracket inside, so that each try ends at the next one.
+_MARKER = re.compile("\\[\\[[^\\S\\n]*IMG[^\\S\\n]*(?:[:\uff1a]([^\\[\\]\\n]*))?\\]\\]", re.IGNORECASE)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
+        if not isinstance(self.stop, (list, tuple)):
+            raise SamplingError(f"stop: found {self.stop!r}, expected a list of texts.")
         object.__setattr__(self, "stop", tuple(self.stop))
         _whole("max_new_tokens", self.max_new_tokens, 1, 1 << 20)
         _whole("top_k", self.top_k, 0, 1 << 24)
@@ -143,8 +145,8 @@ class Sampler:
     @staticmethod
     def _check(best: torch.Tensor) -> None:
         value = float(best)
-        if value != value:
-            raise SamplingError("The model produced NaN logits: the checkpoint is damaged or the number format overflowed. Verify the files, or load with float32.")
+        if value != value or value == float("inf"):
+            raise SamplingError("The model produced NaN or infinite logits: the checkpoint is damaged or the number format overflowed. Verify the files, or load with float32.")
         if value == -float("inf"):
             raise SamplingError("No token may follow here: grammar and vocabulary exclude every choice.")
 

@@ -290,7 +290,8 @@ def _added_by_config(path: Path, backend: Any, known: list[AddedToken]) -> list[
     ids, literals, found = {t.id for t in known}, {t.content for t in known}, []
     for key, entry in entries.items():
         content = entry.get("content") if isinstance(entry, dict) else None
-        if not (key.isdecimal() and len(key) <= 8 and int(key) < MAX_TOKEN_ID and isinstance(content, str) and content):
+        usable = isinstance(content, str) and content and without_surrogates(content) == content
+        if not (key.isdecimal() and len(key) <= 8 and int(key) < MAX_TOKEN_ID and usable):
             raise CheckpointError(f"{path}: added_tokens_decoder has the broken entry {key!r}. Fetch this file again.")
         if int(key) in ids or content in literals:
             continue

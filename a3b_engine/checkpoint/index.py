@@ -6,6 +6,7 @@ there, none is a pointer or cut, no download is unfinished, and the index agrees
 
 from __future__ import annotations
 
+import codecs
 import logging
 import re
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ def _read_weight_map(folder: Path, names: list[str]) -> dict[str, str] | None:
     reason = describe_non_tensor_file(raw[:256], size)
     if reason:
         raise CheckpointError(f"{path}: {reason}")
-    weight_map = parse_json_object(raw, str(path)).get("weight_map")
+    weight_map = parse_json_object(raw.removeprefix(codecs.BOM_UTF8), str(path)).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{path}: has no weight_map. {DOWNLOAD_AGAIN}")
     for tensor, file in weight_map.items():

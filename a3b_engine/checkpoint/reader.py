@@ -205,7 +205,7 @@ def _as_dtype(raw: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _decode_e8m0(raw: torch.Tensor) -> torch.Tensor:
     """E8M0 bytes -> float32 powers of two, 2^(byte - 127); 255 is NaN. (OCP microscaling format, section 5.4.1.)"""
-    value = torch.ldexp(torch.ones(raw.shape), raw.to(torch.int32) - 127)
+    value = torch.ldexp(torch.ones(raw.shape, dtype=torch.float32), raw.to(torch.int32) - 127)
     return value.masked_fill_(raw == 255, math.nan)
 
 

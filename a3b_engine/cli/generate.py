@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ImageError, PromptError
+from ..errors import ImageError, MemoryBudgetError, PromptError
 from .console import print_json
 
 
@@ -45,7 +47,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run(options: argparse.Namespace) -> int:
     """Returns 0; bad input raises `A3BError` or `OSError`, which the caller prints in one line."""
     from ..engine import Engine
-    from ..prompt import Prompt
+    from ..prompt import Prompt, build_messages
     from ..sampling import SamplingParams
 
     sampling = SamplingParams(
@@ -61,19 +63,20 @@ def run(options: argparse.Namespace) -> int:
         stop=tuple(options.stop),
         thinking_budget=options.thinking_budget,
     )
-    schema = options.schema.read_text(encoding="utf-8-sig") if options.schema else None
+    schema = _read_text(options.schema) if options.schema else None
     if options.comic is not None:
         from ..script.grammar import comic_json_schema
 
         schema = comic_json_schema(options.comic, options.rounds)
+    if not (math.isfinite(options.vram_gb) and options.vram_gb >= 0):
+        raise MemoryBudgetError(f"--vram-gb: found {options.vram_gb}, expected gigabytes, or 0 for no cap.")
+    budget = math.ceil(options.vram_gb * 1e9) or None
     pictures = [_open_picture(path) for path in options.image]
-    budget = int(options.vram_gb * 1e9) or None
+    prompt = Prompt(user=_text(options.prompt), system=_text(options.system), images=pictures)
+    build_messages(prompt)  # wrong markers are said before gigabytes are read
     engine = Engine.load(options.model, options.device, dtype=options.dtype, vram_budget=budget, context=options.context)
-    prompt = Prompt(
-        user=_text(options.prompt),
-        system=_text(options.system),
-        images=engine.encode_image(pictures, options.image_size, options.fit) if pictures else [],
-    )
+    if pictures:
+        prompt = replace(prompt, images=engine.encode_image(pictures, options.image_size, options.fit))
 
     def show(event) -> None:
         if not event.thinking:
@@ -93,9 +96,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _text(value: str) -> str:
-    if not value.startswith("@"):
-        return value
-    path = Path(value[1:])
+    return _read_text(Path(value[1:])) if value.startswith("@") else value
+
+
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -103,11 +107,10 @@ def _text(value: str) -> str:
 
 
 def _open_picture(path: Path):
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps
 
-    try:
-        picture = Image.open(path)
-        picture.load()
-    except (UnidentifiedImageError, Image.DecompressionBombError, ValueError) as error:
-        raise ImageError(f"{path}: not a picture that can be read ({error}).") from error
-    return picture
+    with open(path, "rb") as stream:
+        try:
+            return ImageOps.exif_transpose(Image.open(stream))  # a loaded copy, so that the file can be closed
+        except Exception as error:  # Pillow's decoders fail on damaged files in many ways
+            raise ImageError(f"{path}: not a picture that can be read ({error}). Is it whole?") from error

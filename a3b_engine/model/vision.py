@@ -92,8 +92,8 @@ class VisionModel:
         """Bilinear (align-corners) samples of the square position table, in merge-block order, [height*width, C]."""
         side = self.config.position_grid
         table = self.positions.view(side, side, -1)
-        ys = torch.linspace(0, side - 1, height, device=self.device)
-        xs = torch.linspace(0, side - 1, width, device=self.device)
+        ys = torch.linspace(0, side - 1, height, device=self.device, dtype=torch.float32)
+        xs = torch.linspace(0, side - 1, width, device=self.device, dtype=torch.float32)
         y0, x0 = ys.long(), xs.long()
         y1, x1 = (y0 + 1).clamp(max=side - 1), (x0 + 1).clamp(max=side - 1)
         dy, dx = (ys - y0)[:, None, None], (xs - x0)[None, :, None]

@@ -49,19 +49,21 @@ class Answer:
     timings: Timings
     seed: int
     ended_thinking: bool
+    limited_by_context: bool = False  # the context left less room than max_new_tokens
 
     @property
     def status(self) -> str:
         """One sentence for the user."""
         usage = self.usage
+        raise_limit = "The context is full: raise context on Load A3B Model, shorten the prompt" if self.limited_by_context else "Raise max_new_tokens"
         if self.finish_reason == "length" and not self.ended_thinking:
             return (
                 f"token limit reached while thinking: all {usage.completion_tokens} tokens went into thinking and no answer was begun. "
-                "Raise max_new_tokens, set a thinking budget, or switch thinking off."
+                f"{raise_limit}, set a thinking budget, or switch thinking off."
             )
         if self.finish_reason == "length":
             spent = f", {usage.thinking_tokens} of them on thinking" if usage.thinking_tokens else ""
-            return f"token limit reached: the answer was cut after {usage.completion_tokens} tokens{spent}. Raise max_new_tokens."
+            return f"token limit reached: the answer was cut after {usage.completion_tokens} tokens{spent}. {raise_limit}."
         if self.finish_reason == "cancelled":
             return f"cancelled after {usage.completion_tokens} tokens."
         return f"complete: {usage.completion_tokens} tokens."

@@ -88,6 +88,7 @@ class Generation:
             timings=Timings(prefilled - began, decode, first - began, (self._count - 1) / decode if decode > 0 and self._count > 1 else 0.0),
             seed=self._sampling.seed,
             ended_thinking=not self._transcript.in_thinking,
+            limited_by_context=self._limit < self._sampling.max_new_tokens,
         )
 
     def _forward(self, tokens: Sequence[int], images: Sequence[ImageFeatures] | None = None) -> torch.Tensor:
@@ -106,8 +107,7 @@ class Generation:
         if self._transcript.in_thinking:
             budget = self._sampling.thinking_budget
             if budget is not None and self._thinking_count >= budget and self._started_thinking:
-                self._answer_opened = True
-                return self._tokenizer.encode("\n" + THINK_CLOSE + BETWEEN)
+                return self._close_thinking()
         elif self._matcher is not None:
             if not self._answer_opened:
                 self._answer_opened = True
@@ -122,13 +122,20 @@ class Generation:
         if grammar is not None:
             apply_bitmask(logits, grammar.bitmask())
         token = self._sampler.draw(logits)
+        if self._transcript.in_thinking and token in self._config.eos_token_ids:
+            return self._close_thinking()  # an end there would leave no answer at all
         if grammar is not None:
             grammar.accept(token)
         return [token]
 
+    def _close_thinking(self) -> list[int]:
+        self._answer_opened = True
+        self._decoder.flush()  # a character cut short here is dropped, not shown as U+FFFD
+        return self._tokenizer.encode("\n" + THINK_CLOSE + BETWEEN)
+
     def _emit(self, tokens: Sequence[int]) -> None:
         """Count, decode and report tokens until one of them ends the answer."""
-        for token in tokens:
+        for number, token in enumerate(tokens, start=1):
             if token in self._config.eos_token_ids:
                 self._finish = "stop"
                 return
@@ -140,16 +147,21 @@ class Generation:
                 self._finish = "stop_string"
                 return
             if self._count >= self._limit:
-                self._finish = "length"
-                return
-        if self._matcher is not None and not self._transcript.in_thinking and self._answer_opened and self._matcher.is_stopped():
+                break
+        # Forced tokens are accepted together: the answer is whole only if all of them came out.
+        if number == len(tokens) and self._grammar_is_done():
             self._finish = "stop"
+        elif self._count >= self._limit:
+            self._finish = "length"
+
+    def _grammar_is_done(self) -> bool:
+        return self._matcher is not None and not self._transcript.in_thinking and self._answer_opened and self._matcher.is_stopped()
 
     def _settle(self) -> None:
-        """Release text held back at the end."""
+        """Release text held back at the end. A character that never got its last bytes is dropped, not shown as U+FFFD."""
         if self._transcript.stopped:
             return
-        pieces = self._transcript.push(self._decoder.flush()) + self._transcript.finish()
+        pieces = self._transcript.finish()
         if pieces and self._finish != "cancelled":
             self._report(pieces)
 

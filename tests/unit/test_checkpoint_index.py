@@ -220,3 +220,9 @@ def test_several_index_files(sharded):
     CheckpointIndex.open(sharded)
     shutil.copy(sharded / "a.safetensors.index.json", sharded / "b.safetensors.index.json")
     assert "several index files" in refusal(sharded)
+
+
+def test_an_index_saved_with_a_byte_order_mark_opens(sharded):
+    path = sharded / INDEX_NAME
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert CheckpointIndex.open(sharded).tensors

@@ -111,3 +111,25 @@ def test_eos_comes_from_both_files(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(FULL), encoding="utf-8")
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 499}), encoding="utf-8")
     assert ModelConfig.from_folder(tmp_path).eos_token_ids == (499, 500)
+
+
+@pytest.mark.parametrize("kind", [["qwen3_5_moe"], {}, 5, None])
+def test_a_model_type_that_is_no_text_is_named(kind):
+    with pytest.raises(ConfigError, match="model_type"):
+        ModelConfig.from_dict({**FULL, "model_type": kind})
+
+
+@pytest.mark.parametrize("extra", [{"image_token_id": "abc"}, {"image_token_id": [1]}, {"text_config": "abc"}, {"text_config": [1]}])
+def test_keys_that_a_text_only_export_does_not_use_cannot_break_it(extra):
+    assert ModelConfig.from_dict({**TEXT, **extra}).image_token_id == 248056
+
+
+def test_a_null_tie_leaves_the_choice_to_the_text_config():
+    assert ModelConfig.from_dict({**changed("text_config.tie_word_embeddings", True), "tie_word_embeddings": None}).text.tie_word_embeddings
+
+
+def test_the_file_with_the_wrong_end_token_is_named(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(FULL), encoding="utf-8")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [9999]}), encoding="utf-8")
+    with pytest.raises(ConfigError, match="generation_config.json: eos_token_id"):
+        ModelConfig.from_folder(tmp_path)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from a3b_engine import Engine, Prompt, SamplingParams
-from a3b_engine.errors import ConfigError, GrammarError, ImageError, MemoryBudgetError, NotLoadedError, PromptError
+from a3b_engine.errors import CheckpointError, ConfigError, GrammarError, ImageError, MemoryBudgetError, NotLoadedError, PromptError
 from a3b_engine.runtime.forward import forward_chunks, locate_images
 
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=24)
@@ -52,7 +52,8 @@ def test_cached_decoding_equals_full_passes(engine, pictures):
     expected = greedy_by_logits(engine, prompt, GREEDY.max_new_tokens)
     answer = engine.generate(prompt, GREEDY)
     assert answer.usage.completion_tokens == len(expected)
-    assert answer.text == engine.tokenizer.decode(expected)
+    stream = engine.tokenizer.stream()
+    assert answer.text == "".join(map(stream.push, expected))  # without a character that is cut at the end
     assert answer.usage.image_tokens == sum(i.n_tokens for i in images)
 
 
@@ -299,3 +300,145 @@ def _drop_visual_tensors(folder):
             save_file(tensors, shard)
         else:
             shard.unlink()
+
+
+def edited(source, folder, name, change):
+    """A copy of a checkpoint whose JSON file `name` went through `change`."""
+    shutil.copytree(source, folder)
+    value = json.loads((folder / name).read_text(encoding="utf-8"))
+    change(value)
+    (folder / name).write_text(json.dumps(value), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("device", ["gpu", "", None, "cuda:99", "meta"])
+def test_V10_a_device_that_is_not_there_is_named(random_checkpoint, device):
+    with pytest.raises(ConfigError, match="device: found"):
+        Engine.open(random_checkpoint, device)
+
+
+@pytest.mark.parametrize("context", [0, -1, None, "8192", 10.5, True])
+def test_a_context_that_is_no_count_is_named(random_checkpoint, context):
+    with pytest.raises(PromptError, match="context: found"):
+        Engine.open(random_checkpoint, context=context)
+
+
+def test_a_folder_given_as_a_dot_still_has_a_name(random_checkpoint, monkeypatch):
+    monkeypatch.chdir(random_checkpoint)
+    assert Engine.open(".").name == random_checkpoint.name
+
+
+@pytest.mark.parametrize("key, value", [("patch_size", 14), ("merge_size", 1), ("merge_size", 4), ("temporal_patch_size", 1)])
+def test_F24_a_processor_of_another_tower_is_refused_before_reading(random_checkpoint, tmp_path, key, value):
+    folder = edited(random_checkpoint, tmp_path / "copy", "preprocessor_config.json", lambda c: c.update({key: value}))
+    with pytest.raises(CheckpointError, match=f"preprocessor_config.json: {key} is {value}"):
+        Engine.open(folder)
+
+
+def test_a_tokenizer_without_the_end_tokens_is_refused(random_checkpoint, tmp_path):
+    folder = edited(random_checkpoint, tmp_path / "copy", "tokenizer.json", lambda c: c.update(added_tokens=[]))
+    (folder / "tokenizer_config.json").unlink()
+    with pytest.raises(CheckpointError, match="end token"):
+        Engine.open(folder)
+
+
+def with_template(source, folder, template):
+    shutil.copytree(source, folder)
+    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    return Engine.load(folder, context=1024)
+
+
+def test_ids_that_the_model_does_not_have_are_refused(random_checkpoint, tmp_path):
+    add = {"added_tokens_decoder": {"5000": {"content": "<beyond>"}}}
+    folder = edited(random_checkpoint, tmp_path / "copy", "tokenizer_config.json", lambda c: c.update(add))
+    (folder / "chat_template.jinja").write_text("<beyond>{{ messages[0].content }}", encoding="utf-8")
+    with pytest.raises(CheckpointError, match="5000"):
+        Engine.load(folder).generate(Prompt(user="x"), GREEDY)
+
+
+def test_a_template_that_writes_nothing_is_refused(random_checkpoint, tmp_path):
+    with pytest.raises(CheckpointError, match="no token at all"):
+        with_template(random_checkpoint, tmp_path / "copy", "").generate(Prompt(user="x"), GREEDY)
+
+
+TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+
+
+def test_T01_thinking_off_closes_the_block_that_a_template_always_opens(random_checkpoint, tmp_path):
+    engine = with_template(random_checkpoint, tmp_path / "copy", TURNS + "<think>\n")
+    answer = engine.generate(Prompt(user="Tell me"), LIVELY, thinking=False)
+    assert answer.ended_thinking and not answer.thinking and answer.text
+    answer = engine.generate(Prompt(user="Tell me"), LIVELY, thinking=False, schema={"type": "boolean"})
+    assert answer.text in ("true", "false")
+
+
+def test_T02_thinking_on_with_a_template_that_opens_no_block_keeps_the_answer(random_checkpoint, tmp_path):
+    answer = with_template(random_checkpoint, tmp_path / "copy", TURNS).generate(Prompt(user="Tell me"), LIVELY, thinking=True)
+    assert answer.text and not answer.thinking and "while thinking" not in answer.status
+
+
+def test_T03_an_end_token_inside_the_thinking_ends_only_the_thinking(random_checkpoint):
+    engine = Engine.load(random_checkpoint, context=1024)
+    head = engine._text.logits
+    end, steps = engine.config.eos_token_ids[0], []
+
+    def logits(hidden):
+        steps.append(1)
+        row = head(hidden)
+        if len(steps) == 3:
+            row[:, end] = 1e4
+        return row
+
+    engine._text.logits = logits
+    answer = engine.generate(Prompt(user="Tell me"), LIVELY, thinking=True, regex="yes|no")
+    assert answer.thinking and answer.text in ("yes", "no") and answer.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("thinking", [False, True])
+def test_an_answer_that_is_whole_at_the_limit_was_not_cut(engine, thinking):
+    def ask(limit):
+        sampling = SamplingParams(max_new_tokens=limit, thinking_budget=2)
+        return engine.generate(Prompt(user="Tell me"), sampling, regex="abc,abc", thinking=thinking)
+
+    whole = ask(200)
+    assert whole.text == "abc,abc" and whole.finish_reason == "stop"
+    assert ask(whole.usage.completion_tokens).finish_reason == "stop"
+    short = ask(whole.usage.completion_tokens - 1)
+    assert short.finish_reason == "length" and short.text == "abc,ab"
+
+
+@pytest.mark.parametrize("limit", range(1, 9))
+def test_N05_a_character_cut_by_the_limit_is_left_out(engine, limit):
+    events = []
+    answer = engine.generate(Prompt(user="Tell me"), SamplingParams(max_new_tokens=limit), regex="\U0001f62d{2}", on_token=events.append)
+    assert answer.text == "\U0001f62d" * len(answer.text)
+    assert "".join(e.text for e in events) == answer.text
+
+
+def test_an_answer_cut_by_the_context_says_so(random_checkpoint):
+    small = Engine.load(random_checkpoint, context=40)
+    for thinking in (False, True):
+        answer = small.generate(Prompt(user="Hi"), SamplingParams(temperature=0.0, max_new_tokens=500), regex="x{300}", thinking=thinking)
+        assert answer.finish_reason == "length" and "context" in answer.status and "max_new_tokens" not in answer.status
+
+
+def test_pictures_that_were_not_encoded_are_refused(engine):
+    with pytest.raises(PromptError, match="encode_image"):
+        engine.generate(Prompt(user="x", images=[torch.zeros(8, 8, 3)]), GREEDY)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_works_from_picture_to_answer(random_checkpoint, dtype):
+    half = Engine.load(random_checkpoint, dtype=dtype)
+    images = half.encode_image(picture(96, 64))
+    assert str(images[0].features.dtype) == f"torch.{dtype}" and images[0].features.isfinite().all()
+    assert half.generate(Prompt(user="x", images=images), LIVELY, schema={"type": "boolean"}).text in ("true", "false")
+
+
+def test_a_default_dtype_set_by_others_does_not_matter(engine):
+    expected = engine.encode_image(picture(64, 96))[0].features
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(engine.encode_image(picture(64, 96))[0].features, expected)
+    finally:
+        torch.set_default_dtype(torch.float32)

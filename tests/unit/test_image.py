@@ -285,3 +285,24 @@ def test_broken_configuration_names_the_key(tmp_path, data, word):
     write(tmp_path, data)
     with pytest.raises(CheckpointError, match=word):
         ImageProcessorConfig.from_folder(tmp_path)
+
+
+def test_a_prepared_picture_has_its_own_writable_memory():
+    picture = noise(384, 384, 3)
+    shown = picture.copy()
+    prepared = prepare_picture(to_pictures(picture)[0], CONFIG)
+    picture[:] = 0
+    assert np.array_equal(prepared.pixels, shown)
+    assert prepare_picture(to_pictures(Image.new("RGB", (384, 384)))[0], CONFIG).pixels.flags.writeable
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr", "LAB", "HSV", "LA", "PA", "RGBa", "La"])
+def test_every_eight_bit_mode_of_pillow_is_read(mode):
+    assert to_pictures(Image.new(mode, (3, 2)))[0].shape == (2, 3, 3)
+
+
+def test_tensors_that_numpy_cannot_hold():
+    assert to_pictures(torch.ones(4, 4, 3).to(torch.float8_e4m3fn))[0].min() == 255
+    for bad in (torch.rand(4, 4).to_sparse(), torch.rand(4, 4, 3, device="meta")):
+        with pytest.raises(ImageError, match="cannot be encoded"):
+            to_pictures(bad)

@@ -1,5 +1,7 @@
 """Where pictures stand in a prompt, and in which order the turns go."""
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -186,3 +188,10 @@ def test_thinking_of_earlier_answers_is_kept_apart(content, answer, thinking):
     history = [{"role": "user", "content": "q"}, {"role": "assistant", "content": content}]
     turn = build_messages(Prompt(user="next", history=history))[1]
     assert (turn["content"], turn.get("reasoning_content")) == (answer, thinking)
+
+
+def test_open_markers_without_end_are_text_and_cost_no_time():
+    text = "[[IMG:" * 20_000
+    began = time.monotonic()
+    assert place_images(text, 0) == [text]
+    assert time.monotonic() - began < 2

@@ -109,7 +109,7 @@ def test_excluded_tokens_are_never_drawn_whatever_the_settings():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bad, message", [([math.nan, math.nan], "NaN"), ([-math.inf, -math.inf], "No token")])
+@pytest.mark.parametrize("bad, message", [([math.nan, math.nan], "NaN"), ([0.0, math.inf], "infinite"), ([-math.inf, -math.inf], "No token")])
 def test_hostile_logits_are_named(temperature, bad, message):
     with pytest.raises(SamplingError, match=message):
         draw(bad, temperature=temperature)
@@ -122,7 +122,7 @@ def test_sampling_leaves_torch_generators_alone():
 
 
 @pytest.mark.parametrize("field, value", [("temperature", -0.1), ("temperature", math.nan), ("top_p", 1.1), ("top_k", -1), ("top_k", 1.5), ("min_p", "0.1"),
-                                          ("max_new_tokens", 0), ("max_new_tokens", ""), ("seed", -1), ("stop", ("",)), ("thinking_budget", -1), ("repetition_penalty", 0.0)])
+                                          ("max_new_tokens", 0), ("max_new_tokens", ""), ("seed", -1), ("stop", ("",)), ("stop", None), ("stop", 5), ("thinking_budget", -1), ("repetition_penalty", 0.0)])
 def test_bad_parameters_are_named(field, value):
     with pytest.raises(SamplingError, match=field):
         SamplingParams(**{field: value})

@@ -168,7 +168,7 @@ def test_other_tokenizer_kinds_are_refused(tmp_path):
         Tokenizer.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("config", ["[]", "{", '{"added_tokens_decoder": [1]}', '{"added_tokens_decoder": {"x": {}}}'])
+@pytest.mark.parametrize("config", ["[]", "{", '{"added_tokens_decoder": [1]}', '{"added_tokens_decoder": {"x": {}}}', '{"added_tokens_decoder": {"9999": {"content": "<\\ud800>"}}}'])
 def test_broken_tokenizer_config_is_named(small_folder, tmp_path, config):  # noqa: F811
     text = (small_folder / "tokenizer.json").read_text(encoding="utf-8")
     (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")

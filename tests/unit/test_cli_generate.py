@@ -1,0 +1,101 @@
+"""`python -m a3b_engine generate`: what is said, and when, for good and bad input."""
+
+import io
+import json
+import random
+
+import pytest
+from PIL import Image
+
+from a3b_engine.__main__ import main
+from a3b_engine.cli.generate import _open_picture
+from a3b_engine.engine import Engine
+from a3b_engine.errors import ImageError
+
+
+@pytest.fixture
+def say(random_checkpoint, capsys):
+    """Run the command; returns (exit code, standard output, standard error)."""
+
+    def say(*options):
+        code = main(["generate", "--model", str(random_checkpoint), "--max-new-tokens", "6", *map(str, options)])
+        return (code, *capsys.readouterr())
+
+    return say
+
+
+@pytest.fixture
+def picture(tmp_path):
+    path = tmp_path / "picture.png"
+    Image.new("RGB", (384, 384), (200, 10, 10)).save(path)
+    return path
+
+
+def test_an_answer_is_printed_and_its_figures_apart(say, picture):
+    code, out, err = say("--prompt", "Look: [[IMG]]", "--image", picture, "--temperature", 0)
+    assert code == 0 and out.strip() and "token limit" in err
+    code, out, err = say("--prompt", "Look: [[IMG]]", "--image", picture, "--temperature", 0, "--json")
+    facts = json.loads(out)
+    assert code == 0 and facts["usage"]["image_tokens"] == 144 and not err
+
+
+def test_a_schema_file_may_begin_with_a_byte_order_mark(say, tmp_path):
+    path = tmp_path / "schema.json"
+    path.write_text('{"type": "boolean"}', encoding="utf-8-sig")
+    assert say("--prompt", "x", "--schema", path)[1].strip() in ("true", "false")
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (["--device", "gpu"], "device: found 'gpu'"),
+        (["--device", "cuda:99"], "device: found 'cuda:99'"),
+        (["--vram-gb", "nan"], "--vram-gb"),
+        (["--vram-gb", "inf"], "--vram-gb"),
+        (["--vram-gb=-1"], "--vram-gb"),
+        (["--vram-gb", "1e-12"], "budget"),
+        (["--context", "0"], "context"),
+        (["--stop", ""], "stop"),
+        (["--comic", "0"], "panels"),
+    ],
+)
+def test_bad_values_are_one_line(say, options, words):
+    code, out, err = say("--prompt", "x", *options)
+    assert code == 2 and not out and words in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["--schema", "--prompt", "--system"])
+def test_text_files_in_another_encoding_are_named(say, tmp_path, kind):
+    path = tmp_path / "text"
+    path.write_text('{"type": "boolean"}', encoding="utf-16")
+    options = ["--prompt", "x"] if kind != "--prompt" else []
+    code, _, err = say(*options, kind, path if kind == "--schema" else f"@{path}")
+    assert code == 2 and str(path) in err and "UTF-8" in err
+
+
+@pytest.mark.parametrize("prompt", ["[[IMG]] [[IMG]]", "[[IMG:7]]", "@no such file"])
+def test_I01_a_bad_prompt_is_refused_before_the_weights_are_read(say, picture, prompt, monkeypatch):
+    monkeypatch.setattr(Engine, "load_weights", lambda *_, **__: pytest.fail("the weights were read"))
+    assert say("--prompt", prompt, "--image", picture)[0] == 2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow remarks on each damaged tag
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "BMP", "TIFF", "TGA", "WEBP"])
+def test_damaged_pictures_are_named(tmp_path, kind):
+    stream = io.BytesIO()
+    Image.effect_noise((40, 30), 90).convert("RGB").save(stream, kind)
+    whole, path, chance = stream.getvalue(), tmp_path / "picture", random.Random(kind)
+    path.write_bytes(whole)
+    assert _open_picture(path).size == (40, 30)
+    refused = 0
+    for attempt in range(60):
+        damaged = bytearray(whole[: chance.randrange(len(whole))] if attempt % 2 else whole)
+        for _ in range(3 if damaged else 0):
+            damaged[chance.randrange(min(len(damaged), 120))] = chance.randrange(256)
+        path.write_bytes(damaged)
+        try:
+            _open_picture(path)
+        except ImageError as error:
+            assert str(path) in str(error)
+            refused += 1
+    assert refused
