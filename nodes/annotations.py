@@ -14,9 +14,14 @@ Order of the parameters = order of the widgets. Saved workflows store widget val
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
+
+from ..a3b_engine.errors import ConfigError
+
+_LONGEST_NUMBER = 40  # characters of a number that came as text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +37,13 @@ class Input:
 
     def options(self) -> dict[str, Any]:
         return {}
+
+    def read(self, value: Any) -> Any:
+        """The value as the function wants it. Raises ValueError with what is expected.
+
+        ComfyUI checks what was typed into a widget; what comes over a link from another pack, nobody has checked.
+        """
+        return value
 
     def spec(self, default: Any) -> tuple[Any, dict[str, Any]]:
         """The (type, options) pair of V1's INPUT_TYPES."""
@@ -50,6 +62,9 @@ class Int(Input):
     step: int = 1
     control: bool = False  # ComfyUI's "control after generate" for seeds
 
+    def read(self, value: Any) -> int:
+        return int(_number(value, self.minimum, self.maximum, whole=True))
+
     def type(self) -> str:
         return "INT"
 
@@ -66,6 +81,9 @@ class Float(Input):
     maximum: float
     step: float = 0.01
 
+    def read(self, value: Any) -> float:
+        return float(_number(value, self.minimum, self.maximum, whole=False))
+
     def type(self) -> str:
         return "FLOAT"
 
@@ -79,6 +97,14 @@ class Text(Input):
 
     multiline: bool = True
 
+    def read(self, value: Any) -> str:
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return str(value)
+        if not isinstance(value, str):
+            raise ValueError("a text is expected")
+        # Half a surrogate pair is no text: no tokenizer and no file takes it.
+        return value.encode("utf-8", "replace").decode("utf-8") if any("\ud800" <= c <= "\udfff" for c in value) else value
+
     def type(self) -> str:
         return "STRING"
 
@@ -90,6 +116,13 @@ class Text(Input):
 class Flag(Input):
     on: str = "on"
     off: str = "off"
+
+    def read(self, value: Any) -> bool:
+        if isinstance(value, str) and value.strip().lower() in ("true", "false"):
+            return value.strip().lower() == "true"
+        if value in (0, 1):
+            return bool(value)
+        raise ValueError("true or false is expected")
 
     def type(self) -> str:
         return "BOOLEAN"
@@ -103,6 +136,14 @@ class Choice(Input):
     """A drop-down list; a callable is asked each time ComfyUI reads the node's definition."""
 
     choices: Sequence[str] | Callable[[], Sequence[str]]
+
+    def read(self, value: Any) -> str:
+        if callable(self.choices):  # the node itself knows which other spellings it takes
+            if not isinstance(value, str):
+                raise ValueError("one of the names in the list is expected")
+        elif value not in tuple(self.choices):
+            raise ValueError(f"one of {', '.join(self.choices)} is expected")
+        return value
 
     def type(self) -> list[str]:
         return list(self.choices() if callable(self.choices) else self.choices)
@@ -129,6 +170,43 @@ class Output:
     name: str
     tooltip: str
     is_list: bool = False  # one item per downstream run
+
+
+def _number(value: Any, minimum: float, maximum: float, *, whole: bool) -> float | int:
+    """A finite number within its limits from a number or its text."""
+    kind = "a whole number" if whole else "a number"
+    expected = ValueError(f"{kind} from {minimum:g} to {maximum} is expected")
+    if isinstance(value, str) and len(value) <= _LONGEST_NUMBER:
+        try:
+            value = int(value)
+        except ValueError:
+            try:
+                value = float(value)
+            except ValueError:
+                raise expected from None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise expected
+    if whole and value != int(value) or not minimum <= value <= maximum:
+        raise expected
+    return value
+
+
+def _checked(name: str, marker: Input | Hidden, value: Any, default: Any, wanted: Any) -> Any:
+    """An input's value, or its default where a saved workflow holds a blank. Raises ConfigError naming the input.
+
+    wanted: the annotated type; what a socket of our own carries has to be of it.
+    """
+    if isinstance(marker, Socket) and wanted is not Any and not isinstance(value, wanted):
+        raise ConfigError(f"{name}: {type(value).__name__} came over the link, but {marker.kind} is expected. Connect it anew")
+    if isinstance(marker, Hidden):
+        return value
+    blank = value is None or isinstance(value, str) and not value.strip() and not isinstance(marker, Text)
+    if blank and default is not inspect.Parameter.empty:
+        return default
+    try:
+        return marker.read(value)
+    except ValueError as problem:
+        raise ConfigError(f"{name}: {repr(value)[:60]} was found, but {problem}") from None
 
 
 class Shown(tuple):
@@ -191,10 +269,11 @@ def node(
         parameters = inspect.signature(function).parameters
         markers = {name: _marker(hints[name], (Input, Hidden), f"{node_id}.{name}") for name in parameters}
         defaults = {name: parameter.default for name, parameter in parameters.items()}
+        kinds = {name: hints[name].__origin__ for name in parameters}
         _check_order(node_id, markers, defaults)
 
         def execute(self, **inputs: Any) -> tuple | dict:
-            values = function(**inputs)
+            values = function(**{name: _checked(name, markers[name], value, defaults[name], kinds[name]) for name, value in inputs.items()})
             if len(values) != len(outputs):
                 raise TypeError(f"{node_id} declares {len(outputs)} outputs and returned {len(values)}")
             return {"ui": {"text": (values.text,)}, "result": tuple(values)} if isinstance(values, Shown) else values

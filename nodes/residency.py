@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from ..a3b_engine.engine import Engine
-from ..a3b_engine.errors import MemoryBudgetError, NotLoadedError
+from ..a3b_engine.errors import CheckpointError, MemoryBudgetError, NotLoadedError
 from . import host
 from .sockets import ModelHandle
 
@@ -89,9 +89,17 @@ def open_engine(handle: ModelHandle) -> Engine:
 
 
 def checkpoint_fingerprint(folder: Path) -> str:
-    """Names, sizes and times of the files an engine reads. Never their contents: those are 35 GB."""
-    files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jinja", ".safetensors"))
-    stats = [(path.name, path.stat()) for path in files if path.exists()]
+    """Names, sizes and times of the files an engine reads. Never their contents: those are 35 GB.
+
+    Raises CheckpointError if the folder is gone, e.g. behind a loader output that ComfyUI has in its cache.
+    """
+    try:
+        files = sorted(path for path in folder.iterdir() if path.suffix in (".json", ".jinja", ".safetensors"))
+        stats = [(path.name, path.stat()) for path in files if path.exists()]
+    except OSError as problem:
+        raise CheckpointError(
+            f"checkpoint: {folder} cannot be read any more ({problem.strerror}). Put it back, or choose another on Load A3B Model"
+        ) from None
     return ";".join(f"{name}:{stat.st_size}:{stat.st_mtime_ns}" for name, stat in stats)
 
 

@@ -23,12 +23,12 @@ def repeats_itself(text: str) -> bool:
     return any(len(tail) >= size * 6 and tail.endswith(tail[-size:] * 6) for size in range(4, 200))
 
 
-def failure(found: Scan, *, placeholder: bool, schema: bool) -> str:
+def failure(found: Scan, *, placeholder: bool, schema: bool, refused: bool = False) -> str:
     """The likeliest reason that no script was read, and the start of the raw text."""
-    return f"{_reason(found, placeholder, schema)} The text begins: {excerpt(found.text)}"
+    return f"{_reason(found, placeholder, schema, refused)} The text begins: {excerpt(found.text)}"
 
 
-def _reason(found: Scan, placeholder: bool, schema: bool) -> str:
+def _reason(found: Scan, placeholder: bool, schema: bool, refused: bool) -> str:
     answer = found.answer.strip()
     loop = " It repeats itself: use the sampling values of the model card." if repeats_itself(found.text) else ""
     if not found.text.strip():
@@ -43,14 +43,14 @@ def _reason(found: Scan, placeholder: bool, schema: bool) -> str:
         )
     if found.thinking == "closed" and not answer:
         return f"The thinking block is closed, but no answer follows it. Raise max_new_tokens or switch thinking off.{loop}"
-    if schema:
+    if schema and not refused:
         return "The JSON in the text is a schema (a description of the format), not a script. Ask again, or use the format widget."
-    if placeholder:
+    if placeholder and not refused:
         return 'The JSON in the text is a sample with placeholders ("...", "<text>") only, not a script. Ask again.'
     if found.cut_off:
         return f"The text is cut off before anything of the script is whole (token limit). Raise max_new_tokens.{loop}"
     start = answer[:400].casefold()
-    if any(phrase in start for phrase in refusals()):
+    if refused or any(phrase in start for phrase in refusals()):
         return "The model refused or could not answer: there is no script in its text. Change the story or the system text."
     if loop:
         return f"There is no script in the text.{loop}"

@@ -12,12 +12,13 @@ from typing import Any
 from . import schema
 from .binding import Row, bind_rows, number_panels
 from .report import Report, quote
-from .shapes import Shape
+from .shapes import Shape, number_of_key
 from .values import Values
-from .vocabulary import aliases, normalise_key
+from .vocabulary import aliases, is_refusal, normalise_key
 
-_SPEAKER = re.compile(r"\s*([^:\uff1a\n]{1,40})[:\uff1a]\s*(.+)", re.DOTALL)
+_SPEAKER = re.compile(r"\s*([^:\uff1a\n]{1,40})(?:(?<!\d)[:\uff1a]|[:\uff1a](?!\d))(?!//)\s*(.+)", re.DOTALL)
 _TEXT_FIELDS = ("action", "micro_expression", "background", "light", "caption", "sfx", "scene_tag", "visual_prompt", "negative")
+_DRAWN = ("action", "micro_expression", "background", "light", "visual_prompt")
 _REPORTED = ("characters", *_TEXT_FIELDS[:4], "props", *_TEXT_FIELDS[4:])
 
 
@@ -45,6 +46,7 @@ class Fields(Values):
         super().__init__(report)
         self.open_ids = open_ids
         self.looks: list[schema.Character] = []
+        self.refused = 0  # panels whose picture was a refusal of the model
 
     def build(self, found: Shape) -> Built:
         """The script of a shape. Panels come out in story order, dialogue rows bound to their indexes."""
@@ -155,6 +157,10 @@ class Fields(Values):
         index = values.pop("index", None)
         if index is None and isinstance(values.get("background"), int) and not isinstance(values["background"], bool):
             index = values.pop("background")  # {"scene": 3} is a number, {"scene": "harbour"} a place
+        elif type(values.get("background")) is int:
+            values.setdefault("scene_tag", values.pop("background"))
+        if isinstance(values.get("shot"), int) and not isinstance(values["shot"], bool) and index is None:
+            index = values.pop("shot")
         if partial and not any(value not in (None, "", [], {}) for value in values.values()):
             self.report.info(place, "nothing of it is whole; left out")
             return None
@@ -167,8 +173,17 @@ class Fields(Values):
         item.values["props"] = self.listed(values.get("props"), f"{place}.props")
         for name in _TEXT_FIELDS:
             item.values[name] = self.text(values.get(name), f"{place}.{name}")
+        self.leave_refusals_out(item)
         item.values.update(self.kept_extras(extras, schema.Panel, place))
         return item
+
+    def leave_refusals_out(self, item: _PanelItem) -> None:
+        """The model's failure is no picture: a field that is drawn and holds a refusal is emptied."""
+        refused = [name for name in _DRAWN if is_refusal(item.values[name])]
+        for name in refused:
+            self.report.warning(f"{item.place}.{name}", f"{quote(item.values[name])} is a refusal, not a picture; left out")
+            item.values[name] = ""
+        self.refused += bool(refused) and not (item.values["action"].strip() or item.values["visual_prompt"].strip())
 
     def lone_row(self, values: dict[str, Any], place: str) -> list[Row]:
         """A speaker and line that stand in the panel itself."""
@@ -202,10 +217,7 @@ class Fields(Values):
             self.report.repair(place, "text is read as dialogue rows, one a line")
             value = [line for line in value.splitlines() if line.strip()]
         elif isinstance(value, dict):
-            named = any(aliases("row").get(normalise_key(key)) == "line" for key in value)
-            if not named:
-                self.report.repair(place, "an object of speakers is read as dialogue rows")
-            value = [value] if named else [{"speaker": who, "line": line} for who, line in value.items()]
+            value = self.rows_of_object(value, place)
         if not isinstance(value, list):
             self.report.warning(place, "not a list of rows; left out")
             return []
@@ -213,6 +225,25 @@ class Fields(Values):
             self.report.warning(place, f"{len(value)} rows found; only the first {schema.MAX_DIALOGUE} are kept")
         rows = [self.row(entry, f"{place}[{number}]") for number, entry in enumerate(value[: schema.MAX_DIALOGUE])]
         return [row for row in rows if row]
+
+    def rows_of_object(self, value: dict[str, Any], place: str) -> list:
+        """An object that is one row, or panel number -> rows, or speaker -> lines, as a list of rows."""
+        if any(aliases("row").get(normalise_key(key)) == "line" for key in value):
+            return [value]
+        numbered = all(number_of_key(key) is not None for key in value)
+        self.report.repair(place, f"an object of {'panels' if numbered else 'speakers'} is read as dialogue rows")
+        rows = []
+        for key, entry in value.items():
+            for said in entry if isinstance(entry, list) else [entry]:
+                if not numbered:
+                    rows.append({"speaker": key, "line": said})
+                elif isinstance(said, dict):
+                    rows.append({"panel": number_of_key(key), **said})
+                elif isinstance(said, str):
+                    found = _SPEAKER.match(said)
+                    row = {"speaker": found[1], "line": found[2]} if found else {"line": said}
+                    rows.append({"panel": number_of_key(key), **row})
+        return rows
 
     def row(self, entry: Any, place: str) -> Row | None:
         """One dialogue row; None (reported) if it says nothing."""

@@ -22,6 +22,7 @@ _THINK_CLOSE = re.compile(rf"[<\[\u25c1]/(?:{_THINK_NAMES})\s*[>\]\u25b7]", re.I
 _CLOSE_ALONE = re.compile(rf"^[ \t]*[<\[\u25c1]/(?:{_THINK_NAMES})\s*[>\]\u25b7][ \t]*$", re.IGNORECASE | re.MULTILINE)
 _CHANNEL = re.compile(r"<\|channel\|>\s*final\s*<\|message\|>")
 _ESCAPED_START = re.compile(r'[{\[]\s{0,80}(?:[{\[]\s{0,80}){0,3}\\"')
+_KEYED_START = re.compile(r"[{\uff5b]\s{0,80}[\"'\u201c\uff02]")
 _STRIP = " \t\r\n\f\v\ufeff\u200b\u200e\u200f\u2060\u00a0\u3000"
 MAX_FAILED_STARTS = 200
 MAX_CANDIDATES = 1024
@@ -49,6 +50,7 @@ class Scan:
     answer_start: int = 0
     cut_off: bool = False  # the text ends inside a value of which nothing whole is left
     trouble: str = ""
+    broken: list[int] = field(default_factory=list)  # where objects start that no rule could read
     escaped_tries: int = 0
     refused: int = -1
 
@@ -109,6 +111,8 @@ def scan(text: str, fuel: Fuel, is_useful: Callable[[Any], bool], refused: int =
         except Unreadable as trouble:
             found.trouble = str(trouble)
             candidate = None
+            if _KEYED_START.match(text, step.start()) and len(found.broken) < 20:
+                found.broken.append(step.start())
         if candidate is None:
             failures += 1
             if fuel.steps <= 0 or failures > MAX_FAILED_STARTS:
@@ -190,13 +194,14 @@ def _read_escaped(found: Scan, text: str, start: int, fuel: Fuel, is_useful: Cal
     return Candidate(inner.value, start, len(text), notes, inner.truncated, inner.open_ids)
 
 
-def clean(text: str) -> tuple[str, list[str]]:
-    """The text without a byte order mark and without lone surrogates, and what was done."""
+def clean(text: str) -> tuple[str, list[tuple[bool, str]]]:
+    """The text without a byte order mark and without lone surrogates, and what was done (True: it changed a value)."""
     done = []
     if text.startswith("\ufeff"):
         text = text.lstrip("\ufeff")
-        done.append("a byte order mark is left out")
+        done.append((False, "a byte order mark is left out"))
     joined = join_surrogates(text)
     if joined != text:
-        done.append("halves of surrogate pairs are not text; joined or replaced by U+FFFD")
+        lost = joined.count("\ufffd") > text.count("\ufffd")
+        done.append((lost, "halves of surrogate pairs are not text; joined or replaced by U+FFFD"))
     return joined, done

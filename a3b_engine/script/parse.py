@@ -7,6 +7,7 @@ between sentences), each as JSON, untouched; our own rules (`reader.py`); `json-
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +15,17 @@ from ..errors import ScriptError
 from . import causes
 from .fields import Built, Fields
 from .locate import MAX_CANDIDATES, Candidate, Scan, clean, refused_at, scan, strict
-from .prose import panels_in_prose
+from .prose import panels_in_prose, split_panel
 from .reader import Fuel
 from .repair import last_resort
 from .report import Report
 from .schema import ComicScript
 from .shapes import Shape, is_placeholder, is_schema, join, shape
+from .vocabulary import is_refusal, normalise_key
 
 MAX_TEXT = 4_000_000
+_PAGE_KEYS = ("page", "page_number", "page_no", "chapter", "part", "\u9875", "\u9801")
+_PROGRAM = re.compile(r"\w+(?:\(|=)['\"\w]")
 
 
 @dataclass
@@ -66,11 +70,11 @@ class _Parser:
         self.expected = expected
         self.report = Report()
         self.fuel = Fuel()
-        self.placeholder = self.schema = False
+        self.placeholder = self.schema = self.refused = False
         self.cut_by_size = len(text) > MAX_TEXT
         self.text, done = clean(text[:MAX_TEXT])
-        for what in done:
-            self.report.info("", what)
+        for changed, what in done:
+            (self.report.repair if changed else self.report.info)("", what)
         if self.cut_by_size:
             self.report.warning("", f"the text has {len(text)} characters; only the first {MAX_TEXT} are read")
 
@@ -81,13 +85,21 @@ class _Parser:
         if chosen is None:
             return self.failed(found)
         shape_, candidates = chosen
+        parts = split_panel(shape_.panels[0]) if len(shape_.panels) == 1 else []
+        if parts:
+            shape_.values["panels"] = parts
+            shape_.repairs.append(("panels[0]", "sentences headed by panel numbers are read as panels"))
         for place, what in [note for c in candidates for note in c.notes] + shape_.repairs:
             self.report.repair(place, what)
         for place, what in shape_.remarks:
             self.report.info(place, what)
         truncated = any(c.truncated for c in candidates)
         open_ids = frozenset().union(*(c.open_ids for c in candidates)) if candidates else frozenset()
-        built = Fields(self.report, open_ids).build(shape_)
+        fields = Fields(self.report, open_ids)
+        built = fields.build(shape_)
+        if fields.refused and fields.refused == len(built.script.panels):
+            self.refused = True
+            return self.failed(found)
         if not self.has_content(shape_, built):
             found.cut_off = found.cut_off or truncated
             return self.failed(found)
@@ -107,7 +119,7 @@ class _Parser:
         return ParseResult(status, script, self.report.lines(), cause, built.partial, self.expected)
 
     def failed(self, found: Scan) -> ParseResult:
-        cause = causes.failure(found, placeholder=self.placeholder, schema=self.schema)
+        cause = causes.failure(found, placeholder=self.placeholder, schema=self.schema, refused=self.refused)
         self.report.warning("", cause)
         return ParseResult("failed", None, self.report.lines(), cause, (), self.expected)
 
@@ -136,6 +148,8 @@ class _Parser:
             self.report.info("", "the fence around the JSON is passed over")
         if around.replace("```json", "").replace("```", "").strip():
             self.report.info("", "the text around the JSON is passed over")
+        if found.broken:
+            self.report.warning("", f"an object that starts at character {found.broken[0]} cannot be read as a whole; only parts of it are")
         if len(spans) >= MAX_CANDIDATES:
             self.report.warning("", found.trouble)
 
@@ -150,6 +164,9 @@ class _Parser:
                 continue
             if is_placeholder(form):
                 self.placeholder = True
+                continue
+            if form.kind != "script" and any(is_refusal(text) for text in _leaves(candidate.value)):
+                self.refused = True
                 continue
             if any(candidate.value == other.candidate.value for other in usable[-8:]):
                 self.report.info("", "the same object stands there more than once; it is taken once")
@@ -201,7 +218,7 @@ class _Parser:
             return None
         value = last_resort(found.answer)
         form = shape(value, self.fuel) if value is not None else None
-        if form is None or is_placeholder(form):
+        if form is None or is_placeholder(form) or any(isinstance(p, str) and _PROGRAM.match(p) for p in form.panels):
             return None
         form.repairs.insert(0, ("", "read by json-repair; every text of it stands in the source"))
         closed = found.answer.rstrip().rstrip("`").rstrip().endswith(("}", "]"))
@@ -221,6 +238,10 @@ def _leaves(value: Any) -> list[str]:
 
 
 def _numbered_apart(scripts: list[_Found]) -> bool:
-    """Whether several objects hold different panels of one script, by their numbers."""
+    """Whether several objects hold different panels or pages of one script, by their numbers."""
     numbers = [p.get("index", p.get("panel")) if isinstance(p, dict) else None for item in scripts for p in item.shape.panels]
-    return None not in numbers and all(isinstance(n, int) for n in numbers) and len(set(numbers)) == len(numbers)
+    pages = [next((v for k, v in item.shape.extras.items() if normalise_key(k) in _PAGE_KEYS), None) for item in scripts]
+    return any(
+        None not in counted and all(isinstance(n, int) for n in counted) and len(set(counted)) == len(counted)
+        for counted in (numbers, pages)
+    )

@@ -6,10 +6,9 @@ import re
 from functools import lru_cache
 from typing import Any
 
+from .numerals import CJK, WORDS, spelled
 from .vocabulary import aliases, normalise_key, prose_markers
 
-_WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-_CJK = "\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d\u5341"
 _LABEL = re.compile(r"^[ \t]{0,8}(?:[-*\u2022]{1,3}[ \t]{0,4})?[*_]{0,3}([^\W\d][\w \-]{0,30})[*_]{0,3}[:\uff1a][*_]{0,3}[ \t]*(.*)$")
 MAX_TEXT = 200_000
 
@@ -17,11 +16,12 @@ MAX_TEXT = 200_000
 @lru_cache(maxsize=1)
 def _marker() -> re.Pattern:
     words = "|".join(map(re.escape, sorted(prose_markers(), key=len, reverse=True)))
-    count = rf"(\d{{1,3}}|{'|'.join(_WORDS)}|[{_CJK}])"
+    count = rf"(\d{{1,3}}|{'|'.join(WORDS)}|[{CJK}]{{1,3}})"
     ascii_head = rf"(?:{words})[ \t]{{0,4}}#?[ \t]{{0,4}}{count}"
     cjk_head = rf"\u7b2c{count}(?:\u683c|\u5e55|\u955c|\u4e2a\u955c\u5934|\u4e2a\u5206\u955c|\u30b3\u30de)"
+    koma_head = rf"{count}\u30b3\u30de(?:\u76ee)?"
     return re.compile(
-        rf"(?:^|(?<=[\s.!?\u3002\uff01\uff1f;\uff1b,\"\u201d]))[*#_\-> \t]{{0,8}}(?:{ascii_head}|{cjk_head})"
+        rf"(?:^|(?<=[\s.!?\u3002\uff01\uff1f;\uff1b,\"\u201d]))[*#_\-> \t]{{0,8}}(?:{ascii_head}|{cjk_head}|{koma_head})"
         rf"[*_]{{0,3}}[ \t]{{0,4}}(?:[:\uff1a.)\-\u2013\u2014][*_]{{0,3}}|(?=\r?\n))\s{{0,8}}",
         re.IGNORECASE | re.MULTILINE,
     )
@@ -32,7 +32,7 @@ def panels_in_prose(text: str) -> list[dict[str, Any]]:
     text = text[:MAX_TEXT]
     heads = []
     for found in _marker().finditer(text):
-        number = _number(found[1] or found[2])
+        number = _number(found[1] or found[2] or found[3])
         if number == len(heads) + 1:
             heads.append((found.start(), found.end()))
     if len(heads) == 1 and text[: heads[0][0]].strip() and "\n" not in text[: heads[0][0]]:
@@ -42,12 +42,21 @@ def panels_in_prose(text: str) -> list[dict[str, Any]]:
     return [{"index": number, **_fields(body)} for number, body in enumerate(bodies, 1)] if any(bodies) else []
 
 
-def _number(word: str) -> int:
-    if word.isdecimal():
-        return int(word)
-    if word in _CJK:
-        return _CJK.index(word) + 1
-    return _WORDS.index(word.lower()) + 1
+def split_panel(entry: Any) -> list[Any]:
+    """The panels that stand as prose inside a single one, `Panel 1: rain. Panel 2: door.`; empty if none do."""
+    texts = {"": entry} if isinstance(entry, str) else entry if isinstance(entry, dict) else {}
+    for key, text in texts.items():
+        if not isinstance(text, str) or key and aliases("panel").get(normalise_key(key)) not in ("action", "visual_prompt"):
+            continue
+        parts = panels_in_prose(text) if _marker().match(text.lstrip()[:200]) else []
+        if len(parts) > 1:
+            rest = {name: value for name, value in texts.items() if name != key}
+            return [{**rest, **parts[0]}, *parts[1:]]
+    return []
+
+
+def _number(word: str) -> int | None:
+    return int(word) if word.isdecimal() else spelled(word)
 
 
 def _fields(body: str) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import strings
+from .frame import Frame
 from .numerals import number
 from .report import quote
 from .strings import CLOSE_ARRAY, CLOSE_OBJECT, COLONS, COMMAS, OPEN_ARRAY, OPEN_OBJECT, QUOTES
@@ -19,14 +20,18 @@ from .vocabulary import normalise_key, script_only_keys
 
 MAX_DEPTH = 48
 MAX_NOTES = 400
-_NUMBER = re.compile(r"[+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
+_STRING_PREFIX = re.compile(r"[uUrRbBfF]{1,2}(?=[\"'])")
 _LITERAL = re.compile(r"(true|false|null|none|undefined|nil|nan|infinity)\b", re.IGNORECASE)
 _LITERALS = {"true": True, "false": False}
 _JSON_LITERALS = ("true", "false", "null")
 _ELLIPSIS = re.compile(r"\.{2,}|\u2026+")
 _WORD_END = re.compile(r"[,\uff0c\n{}\[\]\uff5b\uff5d\uff3b\uff3d]")
 _WORD_START = re.compile(r"[^\W_]|[_$<(-]")
+_CODE = re.compile(r"[=(]")  # in a list such a word is program text, not an entry
 _FENCE = "```"
+PANEL_LISTS = frozenset(("panels", "shots", "scenes", "storyboard", "\u5206\u955c"))
+SIDE_LISTS = frozenset(("dialogue", "dialogues", "characters", "\u5bf9\u8bdd", "\u89d2\u8272"))
 
 
 class Unreadable(ValueError):
@@ -56,30 +61,6 @@ class Reading:
     open_ids: frozenset[int] = frozenset()
 
 
-class _Frame:
-    __slots__ = ("value", "is_object", "key", "needs_comma", "after_comma", "bare", "parent")
-
-    def __init__(self, is_object: bool, parent: "_Frame | None") -> None:
-        self.value: Any = {} if is_object else []
-        self.is_object = is_object
-        self.key: str | None = None  # key whose value comes next
-        self.needs_comma = False
-        self.after_comma = False
-        self.bare = False  # keys of this object are not quoted
-        self.parent = parent
-
-    def path(self, element: bool) -> str:
-        """Place of this container, or with `element` of the array element that is about to be read."""
-        parts = [f"[{len(self.value)}]" if element and not self.is_object else ""]
-        if self.is_object and self.key:
-            parts.append(f".{self.key[:40]}")
-        frame = self.parent
-        while frame:  # what is inside already stands in its parent
-            parts.append(f".{frame.key[:40]}" if frame.is_object else f"[{len(frame.value) - 1}]")
-            frame = frame.parent
-        return "".join(reversed(parts)).lstrip(".")
-
-
 def read_value(text: str, start: int, fuel: Fuel) -> Reading:
     """Read the object or array that opens at `start`. Raises Unreadable."""
     return _Reader(text, fuel).read(start)
@@ -89,7 +70,7 @@ class _Reader:
     def __init__(self, text: str, fuel: Fuel) -> None:
         self.text = text
         self.fuel = fuel
-        self.stack: list[_Frame] = []
+        self.stack: list[Frame] = []
         self.reading = Reading(None, 0)
 
     def note(self, what: str, element: bool = False) -> None:
@@ -117,11 +98,13 @@ class _Reader:
                 break
             pos = self.step(pos)
         self.reading.end = pos
+        if not self.reading.notes:
+            self.note_style("a spelling that JSON does not allow is read")
         return self.reading
 
     def comment_noted(self, pos: int) -> int:
         after = strings.SPACE.match(self.text, pos).end()
-        if self.text.startswith(("//", "#", "/*"), after):
+        if self.text.startswith(strings.COMMENTS, after):
             self.note_style("a comment is left out")
         return after
 
@@ -148,9 +131,32 @@ class _Reader:
             frame.needs_comma = False
         if frame.is_object and frame.key is None:
             return self.key(frame, pos, char)
+        if frame.is_object and char in COLONS:
+            self.note("a surplus colon is left out")
+            return pos + 1
+        if not frame.is_object and char in QUOTES and self.key_in_list(frame, pos):
+            return pos
         return self.value(frame, pos, char)
 
-    def comma(self, frame: _Frame, pos: int, char: str) -> int:
+    def key_in_list(self, frame: Frame, pos: int) -> bool:
+        """A known key among the entries of a list: the list was not closed before it, or an object not opened."""
+        word = strings.key_ahead(self.text, pos)
+        if not word or not strings.is_known_key(word):
+            return False
+        last = frame.value[-1] if frame.value else None
+        again = isinstance(last, dict) and normalise_key(word) not in script_only_keys()  # one more of its kind
+        if frame.value and not again and frame.parent and frame.parent.is_object:
+            self.note("a missing ] is read as if it stood before a key of the object around it")
+            self.pop()
+            self.stack[-1].needs_comma = False
+        else:
+            self.note("a missing { is read as if it stood before a key", element=True)
+            fresh = Frame(True, frame)
+            frame.value.append(fresh.value)
+            self.stack.append(fresh)
+        return True
+
+    def comma(self, frame: Frame, pos: int, char: str) -> int:
         if frame.key is not None:
             self.note("a value is missing; read as null")
             self.put(frame, None)
@@ -166,7 +172,7 @@ class _Reader:
             raise Unreadable(f"brackets are nested more than {MAX_DEPTH} deep")
         if self.text[pos] not in "{[":
             self.note_style("full-width brackets are read as JSON brackets")
-        frame = _Frame(self.text[pos] in OPEN_OBJECT, self.stack[-1] if self.stack else None)
+        frame = Frame(self.text[pos] in OPEN_OBJECT, self.stack[-1] if self.stack else None)
         self.stack.append(frame)
         return pos + 1
 
@@ -206,7 +212,10 @@ class _Reader:
         found = strings.key_ahead(self.text, after)
         return bool(found) and normalise_key(found) not in script_only_keys()
 
-    def key(self, frame: _Frame, pos: int, char: str) -> int:
+    def key(self, frame: Frame, pos: int, char: str) -> int:
+        if char in OPEN_OBJECT and not frame.value and not frame.after_comma:
+            self.note("a surplus { is left out")
+            return pos + 1
         if char in OPEN_OBJECT and len(self.stack) > 1 and not self.stack[-2].is_object:
             self.note("a missing } is read as if it stood before {")
             self.pop()
@@ -218,28 +227,44 @@ class _Reader:
             if end.kind == "cut":
                 return len(self.text)
             word = strings.decode(self.text[pos + 1 : end.stop])
+            if end.kind == "half":
+                self.note_style("a missing quotation mark of a key is read as if it stood there")
             if char != '"':
                 self.note_style("other quotation marks are read as JSON quotation marks")
             pos = end.end
         else:
             bare = strings.BARE_KEY.match(self.text, pos, pos + 80)
-            if not bare:
+            half = None if bare else strings.half_key(self.text, pos)
+            if not bare and not half:
                 rest = self.text[pos : pos + 80]
                 if pos + len(rest) == len(self.text) and re.fullmatch(r"[\w$ -]+", rest):
                     return len(self.text)
                 raise Unreadable(f"no key at {quote(rest, 40)}")
-            word, pos, frame.bare = bare[1], bare.end(1), True
-            self.note_style("a key without quotation marks is read as a key")
+            if bare:
+                word, pos, frame.bare = bare[1], bare.end(1), True
+                self.note_style("a key without quotation marks is read as a key")
+            else:
+                word, pos = self.text[pos : half.stop], half.end
+                self.note_style("a missing quotation mark of a key is read as if it stood there")
         pos = strings.skip(self.text, pos)
         if pos >= len(self.text):
             return pos
+        no_colon = self.text[pos] in QUOTES or self.text[pos] in OPEN_OBJECT + OPEN_ARRAY or self.text[pos].isdecimal()
         if frame.bare and self.text[pos] == "=":
             self.note_style("= is read as a colon")
             pos += self.text.startswith("=>", pos)
+        elif no_colon:
+            self.note_style("a missing colon is read as if it stood there")
+            pos -= 1  # nothing to pass over
         elif self.text[pos] not in COLONS:
             raise Unreadable(f"no colon at {quote(self.text[pos : pos + 40])}")
         elif self.text[pos] != ":":
             self.note_style("a full-width colon is read as a colon")
+        if normalise_key(word) in PANEL_LISTS and frame.value and len(self.stack) > 2 and self.in_side_list():
+            self.note(f"a missing }} and ] are read as if they stood before {quote(word)}")
+            self.pop()
+            self.pop()
+            frame = self.stack[-1]
         if word in frame.value and len(self.stack) > 1 and not self.stack[-2].is_object and word == next(iter(frame.value)):
             self.note("the first key of the object comes again: a missing }, { is read before it")
             frame = self.next_object(frame)
@@ -248,16 +273,26 @@ class _Reader:
         frame.key, frame.after_comma = word, False
         return pos + 1
 
-    def next_object(self, frame: _Frame) -> _Frame:
+    def in_side_list(self) -> bool:
+        """Whether the innermost object is a row of the dialogue or one of the characters."""
+        around = self.stack[-3]
+        return not self.stack[-2].is_object and around.is_object and normalise_key(around.key or "") in SIDE_LISTS
+
+    def next_object(self, frame: Frame) -> Frame:
         """Close the object and open another one in the same list."""
         self.pop()
-        fresh = _Frame(True, self.stack[-1])
+        fresh = Frame(True, self.stack[-1])
         fresh.bare = frame.bare
         self.stack[-1].value.append(fresh.value)
         self.stack.append(fresh)
         return fresh
 
-    def value(self, frame: _Frame, pos: int, char: str) -> int:
+    def value(self, frame: Frame, pos: int, char: str) -> int:
+        prefix = _STRING_PREFIX.match(self.text, pos)
+        if prefix:
+            self.note_style("the letter before a quotation mark is left out")
+            pos = prefix.end()
+            char = self.text[pos]
         if char in QUOTES:
             return self.string(frame, pos, char)
         if char in OPEN_OBJECT or char in OPEN_ARRAY:
@@ -285,7 +320,7 @@ class _Reader:
         after = strings.skip(self.text, pos)
         return after >= len(self.text) or self.text[after] in "}],\uff0c;\uff5d\uff3d\u3011\"" or "\n" in self.text[pos:after]
 
-    def put(self, frame: _Frame, value: Any, end: int = 0) -> int:
+    def put(self, frame: Frame, value: Any, end: int = 0) -> int:
         if frame.is_object:
             frame.value[frame.key] = value
         else:
@@ -293,10 +328,10 @@ class _Reader:
         self.placed(frame)
         return end
 
-    def placed(self, frame: _Frame) -> None:
+    def placed(self, frame: Frame) -> None:
         frame.key, frame.needs_comma, frame.after_comma = None, True, False
 
-    def string(self, frame: _Frame, pos: int, opener: str) -> int:
+    def string(self, frame: Frame, pos: int, opener: str) -> int:
         place = strings.Place(
             frame.is_object,
             any(not f.is_object for f in self.stack[:-1]),
@@ -320,9 +355,15 @@ class _Reader:
             self.note("a raw line break inside the value is kept", element=True)
         if end.kind == "newline":
             self.note("the missing end of the value is set at the end of the line", element=True)
+        if end.kind == "unmarked":
+            self.note("the missing end of the value is set before the next key", element=True)
+        if end.kind == "escaped":
+            self.note("a backslash before the closing quotation mark is kept as text", element=True)
+        elif strings.has_foreign_escapes(self.text[start : end.stop]):
+            self.note("escapes that JSON does not know: those of Python are resolved, others kept as they stand", element=True)
         return self.put(frame, strings.decode(self.text[start : end.stop]), end.end)
 
-    def word(self, frame: _Frame, pos: int) -> int:
+    def word(self, frame: Frame, pos: int) -> int:
         """An unquoted word or phrase, up to a comma that a key follows, a bracket or the end of the line."""
         if not _WORD_START.match(self.text, pos) or (not frame.is_object and len(self.stack) == 1):
             raise Unreadable(f"no value at {quote(self.text[pos : pos + 40])}")
@@ -339,5 +380,9 @@ class _Reader:
             if strings.key_follows(self.text, after, frame.bare) or self.text[after : after + 1] in ("}", "]"):
                 break
         word = self.text[pos : found.start()].strip()
+        if not frame.is_object and _CODE.search(word):
+            raise Unreadable(f"program text at {quote(word, 40)}")
+        if word[-1:] in QUOTES and word.count(word[-1]) == 1:
+            word = word[:-1]  # only its first mark is missing
         self.note(f"{quote(word)} without quotation marks is read as text", element=True)
         return self.put(frame, word, found.start())

@@ -6,25 +6,38 @@ Nothing is changed here but where a value stands; `fields.py` reads the values t
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Iterable
 
-from .locate import strict
+from .locate import scan, strict
+from .numerals import CJK, WORDS, spelled
 from .reader import Fuel, Unreadable, read_value
 from .report import quote
 from .vocabulary import aliases, find_shots, normalise_key, prose_markers
 
-MAX_NESTING = 3
+MAX_NESTING = 5
 _LOOK_AT = 64  # entries of a container that are looked at to see what it is
 _LISTS = ("panels", "dialogue", "characters")
 _PANEL_SIGNS = frozenset(
     "shot action micro_expression background light props caption sfx scene_tag visual_prompt negative".split()
 )
-_NUMBERED = re.compile(rf"(?:{'|'.join(map(re.escape, prose_markers()))})?_?(?:\u7b2c)?(\d{{1,4}})(?:\u683c)?$")
+_NUMBERED = re.compile(
+    rf"(?:{'|'.join(map(re.escape, prose_markers()))}|page|chapter|strip|part)?_?(?:\u7b2c)?"
+    rf"(\d{{1,4}}|{'|'.join(WORDS)}|[{CJK}]{{1,3}})(?:\u683c|\u5e55|\u955c|\u9801|\u9875|\u30b3\u30de\u76ee?)?$"
+)
 _PLACEHOLDER = re.compile(
     r"\s*(?:\.{2,}|\u2026+|<[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|string|str|text|integer|int|number|todo|tbd|_+|-+|x{2,})?\s*$",
     re.IGNORECASE,
 )
+# In a sample that lists several shots as the value of one: "string, what happens", "(what happens)".
+_DESCRIBED = re.compile(
+    r"\s*(?:(?:string|str|text|integer|int|number|list|array)\b\s*[,:;(|\-].*|\([^()]*\)|\uff08[^\uff08\uff09]*\uff09)\s*\Z",
+    re.IGNORECASE | re.DOTALL,
+)
+_SCHEMA_WORDS = frozenset("type enum items properties $ref anyOf oneOf allOf const description".split())
+# Keys of an answer of a server and not of a script: what stands beside them is no picture.
+_ENVELOPE = frozenset(("error", "errors", "refusal", "message", "choices", "finish_reason"))
+_CHAT_ROLES = ("assistant", "system", "user", "model", "bot", "tool")
 _ELLIPSIS = re.compile(r"\s*(?:\.{2,}|\u2026+)\s*$")
 _SPOKEN = ("line", "caption", "sfx", "dialogue")  # where "..." is silence, not a placeholder
 
@@ -53,6 +66,9 @@ def is_schema(value: Any) -> bool:
         return True
     if isinstance(value.get("properties"), dict) and ("type" in value or "required" in value):
         return True
+    inner = value.get("properties")
+    if isinstance(inner, dict) and inner and all(isinstance(v, dict) and _SCHEMA_WORDS & set(v) for v in inner.values()):
+        return True
     panels = value.get("panels")
     return isinstance(panels, dict) and "type" in panels and ("items" in panels or "properties" in panels)
 
@@ -63,13 +79,20 @@ def kind_of(item: Any) -> str:
         return ""
     if len(item) == 1:
         only = next(iter(item.values()))
-        if isinstance(only, dict):
+        if isinstance(only, dict) and not _is_envelope(item):
             return kind_of(only) if kind_of_keys(only) else ""
     return kind_of_keys(item)
 
 
+def _is_envelope(item: dict) -> bool:
+    """Whether an object is a server's answer or a chat turn around the text."""
+    return any(normalise_key(key) in _ENVELOPE for key in list(item)[:_LOOK_AT]) or item.get("role") in _CHAT_ROLES
+
+
 def kind_of_keys(item: dict) -> str:
     """As `kind_of`, without looking through a wrapper."""
+    if _is_envelope(item) and not {"shot", "visual_prompt", "line"} & set(item):
+        return ""
     keys = [normalise_key(key) for key in list(item)[:_LOOK_AT]]
     panel = [key for key in keys if aliases("panel").get(key) in _PANEL_SIGNS]
     row = {aliases("row")[key] for key in keys if key in aliases("row")} - {"panel"}
@@ -98,11 +121,15 @@ def shape(value: Any, fuel: Fuel, depth: int = 0) -> Shape | None:
 
 def unstring(value: Any, fuel: Fuel) -> Any:
     """The list or object that a string holds as JSON, else the value itself."""
-    if not isinstance(value, str) or not value.lstrip()[:1] or value.lstrip()[0] not in "[{":
+    if not isinstance(value, str) or not value.lstrip()[:1] or value.lstrip()[0] not in '[{"':
         return value
     try:
         inner = strict(value)[0]
+        if isinstance(inner, str):
+            return unstring(inner, fuel) if len(inner) < len(value) and inner.lstrip()[:1] in ("{", "[", '"') else value
     except (ValueError, RecursionError):
+        if value.lstrip()[0] == '"':
+            return value
         try:
             inner = read_value(value, len(value) - len(value.lstrip()), fuel).value
         except Unreadable:
@@ -111,17 +138,31 @@ def unstring(value: Any, fuel: Fuel) -> Any:
 
 
 def _in_string(value: str, fuel: Fuel, depth: int) -> Shape | None:
+    if depth >= MAX_NESTING:
+        return None
     inner = unstring(value, fuel)
-    found = shape(inner, fuel, depth + 1) if inner is not value and depth < MAX_NESTING else None
+    found = _in_text(value, fuel, depth) if inner is value else shape(inner, fuel, depth + 1)
     if found:
         found.repairs.append(("", "the JSON stood inside a string"))
     return found
 
 
+def _in_text(value: str, fuel: Fuel, depth: int) -> Shape | None:
+    """A script that stands in a text inside a string: between sentences, in a fence."""
+    if not ("{" in value or "[" in value or "\uff5b" in value):
+        return None
+    found = scan(value, fuel, lambda inner: shape(inner, fuel, depth + 1) is not None)
+    parts = [part for part in (shape(candidate.value, fuel, depth + 1) for candidate in found.candidates[:_LOOK_AT]) if part]
+    scripts = [part for part in parts if part.kind == "script" and part.panels]
+    if scripts:
+        return max(scripts, key=lambda part: len(part.panels))
+    return join(parts) if parts else None
+
+
 def _in_list(items: list, fuel: Fuel, depth: int) -> Shape | None:
-    kinds = [kind_of(item) for item in items[:_LOOK_AT]]
+    kinds = [kind_of(item) for item in items[:_LOOK_AT]] if not _hold_panels(items) else []
     for kind, name in (("panel", "panels"), ("row", "dialogue"), ("character", "characters")):
-        if kinds.count(kind) * 2 > len(kinds):
+        if kinds and kinds.count(kind) * 2 > len(kinds):
             return Shape({name: items}, repairs=[(name, "a bare list is read as this field")])
     if depth >= MAX_NESTING:
         return None
@@ -141,15 +182,15 @@ def _in_object(value: dict, fuel: Fuel, depth: int) -> Shape | None:
             inner = unstring(entry, fuel)
             if inner is not entry:
                 result.repairs.append((name, "the list stood inside a string"))
-            if name == "panels" and not _could_be_panels(inner):
+            if name == "panels" and (not _could_be_panels(inner) or _hold_panels(inner)):
                 name = None
             elif name not in result.values or key == name:
                 if key != name:
                     result.repairs.append((name, f"read from the key {quote(key)}"))
-                result.values[name] = _as_list(inner, name, result)
+                result.values[name] = _as_list(inner, name, result, fuel)
                 continue
-        if number and isinstance(entry, (dict, str)) and name is None:
-            numbered.append((int(number[1]), entry))
+        if number and isinstance(entry, (dict, str)) and name is None and not (isinstance(entry, dict) and _has_panels(entry)):
+            numbered.append((_number(number), entry))
         elif name and name not in _LISTS and (name not in result.values or key == name):
             if key != name:
                 result.repairs.append((name, f"read from the key {quote(key)}"))
@@ -161,6 +202,10 @@ def _in_object(value: dict, fuel: Fuel, depth: int) -> Shape | None:
         result.repairs.append(("panels", "numbered keys are read as a list of panels"))
     if result.panels:
         return result
+    if any(isinstance(entry, str) and "{" in entry for entry in result.extras.values()):
+        inside = _nested(value, result, fuel, depth)  # {"content": "Sure: {...}"} is no panel
+        if inside and inside.panels:
+            return inside
     return _single(value) or _nested(value, result, fuel, depth)
 
 
@@ -176,15 +221,57 @@ def _single(value: dict) -> Shape | None:
 def _nested(value: dict, outer: Shape, fuel: Fuel, depth: int) -> Shape | None:
     """A script one or two levels down ({"comic": {...}}, {"pages": [{...}, {...}]}), with the outer title and so on."""
     if depth < MAX_NESTING:
+        found: dict[str, Shape] = {}
         for key, entry in list(outer.extras.items())[:_LOOK_AT]:
-            inner = shape(entry, fuel, depth + 1) if isinstance(entry, (dict, list, str)) else None
-            if inner and (inner.panels or "dialogue" in inner.values and "dialogue" not in outer.values):
-                inner.repairs.append(("", f"the script was found under the key {quote(key)}"))
-                inner.repairs += outer.repairs
-                inner.remarks += outer.remarks
-                inner.values = {**outer.values, **inner.values}
-                return inner
+            part = shape(entry, fuel, depth + 1) if isinstance(entry, (dict, list, str)) else None
+            if part and (part.panels or "dialogue" in part.values and "dialogue" not in outer.values):
+                found[key] = part
+        if found:
+            inner = _best(found)
+            inner.repairs += outer.repairs
+            inner.remarks += outer.remarks
+            inner.values = {**outer.values, **inner.values}
+            return inner
     return outer if outer.values.get("dialogue") or outer.values.get("characters") else None
+
+
+def _best(found: dict[str, Shape]) -> Shape:
+    """Of the parts under several keys: the numbered pages or the named panels together, else the longest script."""
+    scripts = {key: part for key, part in found.items() if part.kind == "script" and part.panels}
+    used = scripts or found
+    if len(used) > 1 and (not scripts or all(_NUMBERED.match(normalise_key(key)) for key in used)):
+        return _joined(list(used.values()), f"the parts under the keys {quote(', '.join(used))} are read as one script")
+    key = max(reversed(used), key=lambda name: len(used[name].panels))
+    inner = used[key]
+    inner.repairs.append(("", f"the script was found under the key {quote(key)}"))
+    for other in used:
+        if other != key:
+            inner.repairs.append((other[:40], "another script stands here and is not used"))
+    return inner
+
+
+def _hold_panels(items: Any) -> bool:
+    """Whether the entries of a list are scenes or pages that have lists of panels of their own."""
+    if not isinstance(items, list) or not items:
+        return False
+    return sum(isinstance(item, dict) and _has_panels(item) for item in items[:_LOOK_AT]) * 2 > len(items[:_LOOK_AT])
+
+
+def _has_panels(item: dict) -> bool:
+    return any(
+        aliases("script").get(normalise_key(key)) == "panels" and isinstance(entry, list) and entry and kind_of(entry[0]) == "panel"
+        for key, entry in list(item.items())[:_LOOK_AT]
+    )
+
+
+def number_of_key(key: str) -> int | None:
+    """The number of a key such as `panel_2`, `2`, `panel_two` or a CJK one; None if it is no number."""
+    found = _NUMBERED.match(normalise_key(key))
+    return _number(found) if found else None
+
+
+def _number(found: re.Match) -> int:
+    return int(found[1]) if found[1].isdecimal() else spelled(found[1]) or 0
 
 
 def _could_be_panels(value: Any) -> bool:
@@ -197,12 +284,15 @@ def _with_index(entry: Any, number: int) -> Any:
     return {"index": number, "action": entry} if isinstance(entry, str) else entry
 
 
-def _as_list(value: Any, name: str, result: Shape) -> Any:
+def _as_list(value: Any, name: str, result: Shape, fuel: Fuel) -> Any:
     """A list for an object of numbered or named entries; a list of lists is flattened by one level."""
     if isinstance(value, list):
         if value and all(isinstance(item, list) for item in value):
             result.repairs.append((name, "a list of lists is read as one list"))
             return [item for part in value for item in part]
+        if name == "panels" and any(isinstance(item, str) and item.lstrip()[:1] == "{" for item in value):
+            result.repairs.append((name, "the objects stood inside strings"))
+            return [unstring(item, fuel) for item in value]
         return value
     if not isinstance(value, dict) or name == "characters":
         return value
@@ -218,7 +308,7 @@ def _as_list(value: Any, name: str, result: Shape) -> Any:
     result.repairs.append((name, "an object of entries is read as a list"))
     numbers = [_NUMBERED.match(normalise_key(key)) for key, _ in entries]
     if all(numbers):
-        return [_with_index(entry, int(number[1])) for number, (_, entry) in zip(numbers, entries)]
+        return [_with_index(entry, _number(number)) for number, (_, entry) in zip(numbers, entries)]
     return [entry for _, entry in entries]
 
 
@@ -227,6 +317,8 @@ def _joined(parts: list[Shape], what: str) -> Shape:
     if len(parts) == 1:
         return parts[0]
     whole = Shape({}, repairs=[("", what)])
+    if sum(bool(part.panels) for part in parts) > 1:
+        parts = [_with_rows_in_panels(part) for part in parts]
     for part in parts:
         whole.repairs += part.repairs
         whole.remarks += part.remarks
@@ -236,6 +328,27 @@ def _joined(parts: list[Shape], what: str) -> Shape:
             else:
                 whole.values.setdefault(name, entry)
     return whole
+
+
+def _with_rows_in_panels(part: Shape) -> Shape:
+    """A page with its dialogue rows put into its panels, since their numbers count within the page; unchanged if a
+    row names no panel of it."""
+    rows, panels = part.values.get("dialogue"), part.panels
+    if not rows or not isinstance(rows, list) or not all(isinstance(item, dict) for item in [*rows, *panels]):
+        return part
+    numbers = [_value_of(panel, "panel", "index") for panel in panels]
+    if numbers != [n for n in numbers if type(n) is int] or len(set(numbers)) < len(numbers):
+        numbers = list(range(1, len(panels) + 1))
+    places = [_value_of(row, "row", "panel") for row in rows]
+    own = any(_value_of(panel, "panel", "dialogue") for panel in panels)
+    if own or any(type(place) is not int or place not in numbers for place in places):
+        return part
+    told = [{**panel, "dialogue": [row for row, place in zip(rows, places) if place == n]} for panel, n in zip(panels, numbers)]
+    return replace(part, values={**part.values, "panels": told, "dialogue": []})
+
+
+def _value_of(item: dict, level: str, name: str) -> Any:
+    return next((entry for key, entry in item.items() if aliases(level).get(normalise_key(key)) == name), None)
 
 
 def join(parts: Iterable[Shape]) -> Shape:
@@ -259,6 +372,8 @@ def is_placeholder(found: Shape) -> bool:
                 texts += entry if isinstance(entry, list) else [entry]
     texts = [text for text in texts if isinstance(text, str)]
     listed = [isinstance(shot, str) and (bool(_PLACEHOLDER.match(shot)) or len(set(find_shots(shot))) > 1) for shot in shots]
+    if texts and any(listed) and all(_PLACEHOLDER.match(text) or _DESCRIBED.match(text) for text in texts):
+        return True
     if texts:
         return all(_PLACEHOLDER.match(text) for text in texts) and (not shots or any(listed) or any(texts))
     return bool(shots) and all(listed)

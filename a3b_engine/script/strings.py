@@ -25,6 +25,7 @@ _CLOSERS: dict[str, tuple[str, str]] = {
     "\uff07": ("\uff07", "'"),
     "\u300c": ("\u300d", ""),
     "\u300e": ("\u300f", ""),
+    "\u00ab": ("\u00bb", ""),
 }
 QUOTES = frozenset(_CLOSERS)
 OPEN_OBJECT, CLOSE_OBJECT = "{\uff5b", "}\uff5d"
@@ -35,17 +36,24 @@ _STARTS = frozenset(QUOTES | set(OPEN_OBJECT + OPEN_ARRAY))
 
 SPACE = re.compile(r"[\s\ufeff\u200b-\u200f\u2060]*")
 _INDENT = re.compile(r"[ \t\r]{0,200}")
-_COMMENT = re.compile(r"//[^\n]{0,2000}|#[^\n]{0,2000}|/\*.{0,2000}?\*/", re.DOTALL)
-_MARKS = "".join(sorted(QUOTES - {"`"})) + "\u300d\u300f"
+_CLOSED_LINE = re.compile(r"\}\s{0,80}[,\]}]")
+_COMMENT = re.compile(r"(?://|#|--[ \t])[^\n]{0,2000}|/\*.{0,2000}?\*/|<!--.{0,2000}?-->", re.DOTALL)
+COMMENTS = ("//", "#", "/*", "<!--", "-- ")
+_MARKS = "".join(sorted(QUOTES - {"`"})) + "\u300d\u300f\u00bb"
 _KEY_AHEAD = re.compile(rf"[{_MARKS}]([^{_MARKS}\n{{}}\[\]]{{1,60}})[{_MARKS}]\s*[{COLONS}]")
 _CUT_KEY_AHEAD = re.compile(rf"[{_MARKS}][^{_MARKS}\n{{}}\[\]:,]{{0,60}}[{_MARKS}]?\s*\Z")
 BARE_KEY = re.compile(rf"([^\W\d][\w$]*(?:[ \-][\w$]+){{0,3}})\s*(?:[{COLONS}]|=>?)")
+_HALF_KEY = re.compile(rf"[{_MARKS}]?([^\W\d][\w$ \-]{{0,40}})[{_MARKS}]?\s*[{COLONS}]")  # one of its two marks missing
+_NO_COLON_KEY = re.compile(rf"[{_MARKS}]([^{_MARKS}\n{{}}\[\]]{{1,60}})[{_MARKS}]\s*(?=[{_MARKS}{{\[\d])")
+_BEFORE_KEY = re.compile(r"\s{0,80}(?:[}\]]\s{0,80}){0,4},\s{0,80}(?:\{\s{0,80})?\Z")
+_AFTER_END = re.compile(r"\s{0,80}(?:[}\]]\s{0,80}){0,4},\s{0,80}(?:\{\s{0,80})?(?=\")")
 _VALUE_AHEAD = re.compile(r"-?\d|(?:true|false|null|None|True|False)\b|\.\.\.|\u2026")
 _STOPS = {
     opener: re.compile("[" + re.escape("".join(dict.fromkeys(sure + weak))) + r"\\\n]")
     for opener, (sure, weak) in _CLOSERS.items()
 }
-_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|(.))", re.DOTALL)
+_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(.))", re.DOTALL)
+_NOT_JSON_ESCAPE = re.compile(r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4}).', re.DOTALL)
 _SIMPLE = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "/": "/", "\\": "\\", '"': '"', "'": "'", "`": "`", "\n": ""}
 _SURROGATE = re.compile("[\ud800-\udfff]")
 MAX_KEY = 200
@@ -63,7 +71,8 @@ class Place(NamedTuple):
 
 
 class StringEnd(NamedTuple):
-    """`end`: index after the string. `stop`: index where its text ends. `kind`: closed, newline (mark missing), cut."""
+    """`end`: index after the string. `stop`: index where its text ends. `kind`: closed, newline or unmarked (its closing
+    mark is missing), escaped (its closing mark has a backslash), mixed, triple, half (a key), cut, hopeless."""
 
     stop: int
     end: int
@@ -94,7 +103,18 @@ def key_follows(text: str, pos: int, bare_keys: bool) -> bool:
     if _KEY_AHEAD.match(text, pos) or (len(text) - pos < 80 and _CUT_KEY_AHEAD.match(text, pos)):
         return True
     bare = BARE_KEY.match(text, pos, pos + 80)
-    return bool(bare) and (bare_keys or is_known_key(bare[1]))
+    if bare and (bare_keys or is_known_key(bare[1])):
+        return True
+    no_colon = _NO_COLON_KEY.match(text, pos)
+    return half_key(text, pos) is not None or bool(no_colon) and is_known_key(no_colon[1])
+
+
+def half_key(text: str, pos: int) -> StringEnd | None:
+    """A known key at `pos` of whose two quotation marks one is missing; `end` is the place of its colon."""
+    found = _HALF_KEY.match(text, pos, pos + 80)
+    if not found or not is_known_key(found[1]):
+        return None
+    return StringEnd(found.end(1), found.end() - 1, "half", 0, False)
 
 
 def key_ahead(text: str, pos: int) -> str | None:
@@ -109,11 +129,16 @@ def decode(raw: str) -> str:
         return raw
 
     def resolve(found: re.Match) -> str:
-        if found[1]:
-            return chr(int(found[1], 16))
-        return _SIMPLE.get(found[2], found[0])
+        if found[1] or found[2]:
+            return chr(int(found[1] or found[2], 16))
+        return _SIMPLE.get(found[3], found[0])
 
     return join_surrogates(_ESCAPE.sub(resolve, raw))
+
+
+def has_foreign_escapes(raw: str) -> bool:
+    """Whether a string body has escapes that JSON does not know."""
+    return bool(_NOT_JSON_ESCAPE.search(re.sub(r"\\\\", "", raw)))
 
 
 def join_surrogates(text: str) -> str:
@@ -131,12 +156,12 @@ def key_end(text: str, pos: int) -> StringEnd | None:
     while True:
         found = _STOPS[text[pos]].search(text, at, limit)
         if not found:
-            return StringEnd(len(text), len(text), "cut", 0, False) if limit == len(text) else None
+            return StringEnd(len(text), len(text), "cut", 0, False) if limit == len(text) else half_key(text, pos)
         at = found.end()
         if found.group() == "\\":
             at += 1
         elif found.group() == "\n":
-            return None
+            return half_key(text, pos)
         else:
             after = skip(text, at)
             if after >= len(text):
@@ -144,7 +169,8 @@ def key_end(text: str, pos: int) -> StringEnd | None:
             if text[after] in COLONS:
                 return StringEnd(at - 1, at, "closed", 0, False)
             if found.group() in sure:
-                return None
+                missing_colon = (text[after] in _STARTS or text[after].isdecimal()) and is_known_key(text[pos + 1 : at - 1])
+                return StringEnd(at - 1, at, "closed", 0, False) if missing_colon else half_key(text, pos)
 
 
 def value_end(text: str, pos: int, place: Place) -> StringEnd:
@@ -164,6 +190,8 @@ def value_end(text: str, pos: int, place: Place) -> StringEnd:
         at = found.end()
         mark = found.group()
         if mark == "\\":
+            if text[at : at + 1] == opener and _known_key_after_end(text, at + 1, place):
+                return StringEnd(at, at + 1, "escaped", stray, raw_newline)
             at += 1
         elif mark == "\n":
             stop = _end_of_line_value(text, pos + 1, at - 1) if place.in_object else -1
@@ -173,18 +201,21 @@ def value_end(text: str, pos: int, place: Place) -> StringEnd:
         elif _ends_value(text, at, place, strong=mark not in sure):
             return StringEnd(at - 1, at, "closed" if mark in sure else "mixed", stray, raw_newline)
         elif mark in sure:
+            stop = _end_before_key(text, pos + 1, at - 1) if place.in_object else -1
+            if stop >= 0:
+                return StringEnd(stop, stop, "unmarked", stray, raw_newline)
             stray += 1
             if stray > MAX_STRAY_QUOTES:
                 return StringEnd(at, at, "hopeless", stray, raw_newline)
 
 
 def _end_of_line_value(text: str, start: int, newline: int) -> int:
-    """Where a value without its closing mark ends, if a known key opens the next line (maybe in an object of its own);
-    -1 if none does."""
+    """Where a value without its closing mark ends, if a known key (maybe in an object of its own) or the end of the
+    object opens the next line; -1 if neither does."""
     after = _INDENT.match(text, newline + 1).end()
     next_object = text.startswith("{", after)
     found = _KEY_AHEAD.match(text, skip(text, after + 1) if next_object else after)
-    if not found or not is_known_key(found[1]):
+    if not (found and is_known_key(found[1])) and not _CLOSED_LINE.match(text, after):
         return -1
     stop = newline
     while stop > start and (text[stop - 1].isspace() or text[stop - 1] in COMMAS or next_object and text[stop - 1] in _CLOSE):
@@ -192,9 +223,36 @@ def _end_of_line_value(text: str, start: int, newline: int) -> int:
     return stop
 
 
+def _known_key_after_end(text: str, pos: int, place: Place) -> bool:
+    """Whether brackets and a comma at `pos` lead to a known key in plain marks: inside a value its marks would have
+    backslashes too, so the value has ended."""
+    found = _AFTER_END.match(text, pos)
+    key = _KEY_AHEAD.match(text, found.end()) if found and place.in_object else None
+    return bool(key) and is_known_key(key[1])
+
+
+def _end_before_key(text: str, start: int, mark: int) -> int:
+    """Where a value ended whose closing mark is missing, if the mark at `mark` opens a known key; -1 if it does not."""
+    key = _KEY_AHEAD.match(text, mark)
+    if not key or not is_known_key(key[1]):
+        return -1
+    low = max(start, mark - 200)
+    found = _BEFORE_KEY.search(text[low:mark])
+    return low + found.start() if found and low + found.start() > start else -1
+
+
+def _in_comment(text: str, pos: int, end: int) -> bool:
+    """Whether "//" or "#" at `pos` opens a comment, and not the rest of a value: `he said "go" # and ran",`."""
+    rest = text[pos:end].split("\n", 1)[0].rstrip()
+    return rest.count('"') % 2 == 0 or rest.startswith("/*")
+
+
 def _ends_value(text: str, pos: int, place: Place, strong: bool = False) -> bool:
     """Whether what stands at `pos` can follow a finished value in this place."""
     after = skip(text, pos)
+    blank = SPACE.match(text, pos).end()
+    if after > blank and not _in_comment(text, blank, after):
+        return False
     if after >= len(text):
         return not strong
     char = text[after]
@@ -215,6 +273,10 @@ def _ends_value(text: str, pos: int, place: Place, strong: bool = False) -> bool
 
 
 def _comma_fits(text: str, after: int, place: Place, strong: bool) -> bool:
+    for _ in range(8):  # surplus commas
+        if text[after : after + 1] not in (",", "\uff0c"):
+            break
+        after = skip(text, after + 1)
     if after >= len(text):
         return not strong
     char = text[after]
@@ -239,7 +301,9 @@ def _bracket_fits(text: str, pos: int, place: Place, strong: bool) -> bool:
         following = skip(text, after + 1)
         if following >= len(text):
             return True
-        return text[following] in _STARTS or text[following] in _CLOSE or bool(BARE_KEY.match(text, following, following + 80))
+        if text[following] in _STARTS or text[following] in _CLOSE or text[following] in COMMAS:
+            return True
+        return bool(BARE_KEY.match(text, following, following + 80) or half_key(text, following) or _VALUE_AHEAD.match(text, following))
     if char in _STARTS:
         return not strong
     return (place.depth == 1 or text.startswith("```", after)) and not strong

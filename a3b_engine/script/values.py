@@ -10,14 +10,13 @@ import re
 from typing import Any
 
 from . import schema
-from .numerals import NumberText
+from .numerals import NumberText, spelled
 from .report import Report, quote
 from .strings import join_surrogates
 from .vocabulary import aliases, find_shots, normalise_key, reading_direction
 
 _SPLIT = re.compile(r"\s*[,;/&\uff0c\u3001\uff1b]\s*")
-_DIGITS = re.compile(r"(?<![\d.])\d{1,7}(?![\d.])")
-_CJK_DIGITS = {char: value for value, char in enumerate("\u4e00\u4e8c\u4e09\u56db\u4e94\u516d\u4e03\u516b\u4e5d\u5341", 1)}
+_DIGITS = re.compile(r"(?<![\d.])\d{1,7}(?![\d.])(?!(?!st\b|nd\b|rd\b|th\b)[A-Za-z])")  # not those inside a hash
 _EXTRA_NAME = re.compile(r"[^\W\d]\w{0,39}\Z")
 
 
@@ -103,7 +102,7 @@ class Values:
         return found[0]
 
     def index(self, value: Any) -> int | None:
-        """A panel number from 3, 3.0, "3", "Panel 3" or a CJK numeral; None if there is none."""
+        """A panel number from 3, 3.0, "3", "Panel 3", "Panel three", "III" or a CJK numeral; None if there is none."""
         if isinstance(value, bool) or value is None:
             return None
         if isinstance(value, (int, float)):
@@ -113,8 +112,7 @@ class Values:
             found = _DIGITS.search(value[:80])
             if found:
                 return int(found.group()) if int(found.group()) <= schema.MAX_INDEX else None
-            digits = [_CJK_DIGITS[char] for char in value[:8] if char in _CJK_DIGITS]
-            return digits[0] if len(digits) == 1 else None
+            return spelled(value[:20])
         return None
 
     def fields(self, item: dict, level: str, place: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -133,7 +131,24 @@ class Values:
             if key != name and value is not None:
                 self.report.repair(f"{place}.{name}", f"read from the key {quote(key)}")
             values[name] = value
+        if level == "panel":
+            self.prefer_known_shot(values, extras, place)
         return values, extras
+
+    def prefer_known_shot(self, values: dict[str, Any], extras: dict[str, Any], place: str) -> None:
+        """Of several keys for the framing (`camera`, `shot_type`), the one that names a shot counts."""
+        given = values.get("shot")
+        if "shot" not in values or isinstance(given, str) and find_shots(given):
+            return
+        for key, value in extras.items():
+            if isinstance(value, str) and aliases("panel").get(normalise_key(key)) == "shot" and find_shots(value):
+                self.report.repair(f"{place}.shot", f"read from the key {quote(key)}, which names a shot")
+                values["shot"] = extras.pop(key)
+                if isinstance(given, str):
+                    extras["camera" if key != "camera" else "view"] = given
+                elif "index" not in values:
+                    values["index"] = given
+                return
 
     def kept_extras(self, extras: dict[str, Any], model: type, place: str) -> dict[str, Any]:
         """Unknown scalar values are kept under their own key; everything else is left out and reported."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from functools import lru_cache
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from .schema import SHOTS
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _JOINERS = re.compile(r"[\s\-./]+")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+_ACCENTS = re.compile("[\u0300-\u036f]")
 _NOT_WORD = re.compile(r"[\W_]+")
 _LONGEST_KEY = 60
 _LONGEST_SHOT_TEXT = 120
@@ -27,7 +30,13 @@ def _table() -> dict:
 
 def normalise_key(key: str) -> str:
     """`visualPrompt`, `Visual Prompt`, `visual-prompt` -> `visual_prompt`; CJK stays as it is."""
-    key = _CAMEL.sub("_", key[:_LONGEST_KEY].strip().strip("*#_\"'`:"))
+    return _normalised(key[:_LONGEST_KEY])
+
+
+@lru_cache(maxsize=4096)
+def _normalised(key: str) -> str:
+    key = _INVISIBLE.sub("", unicodedata.normalize("NFKC", key))
+    key = _CAMEL.sub("_", key.strip().strip("*#_\"'`:"))
     return _JOINERS.sub("_", key).casefold()
 
 
@@ -51,7 +60,8 @@ def script_only_keys() -> frozenset[str]:
 
 
 def _squeeze(word: str) -> str:
-    return _NOT_WORD.sub(" ", word.casefold()).strip()
+    plain = _ACCENTS.sub("", unicodedata.normalize("NFKD", _INVISIBLE.sub("", word)))
+    return _NOT_WORD.sub(" ", unicodedata.normalize("NFKC", plain).casefold()).strip()
 
 
 @lru_cache(maxsize=1)
@@ -71,11 +81,13 @@ def _shot_phrases() -> re.Pattern:
 
 def find_shots(text: str) -> list[str]:
     """Every shot the text names, in order, as members of the closed set."""
-    squeezed = _squeeze(text[:_LONGEST_SHOT_TEXT])
-    exact = _shot_words().get(squeezed)
-    if exact:
-        return [exact]
-    return [_shot_words()[found.group()] for found in _shot_phrases().finditer(squeezed)]
+    for written in (text[:_LONGEST_SHOT_TEXT], _CAMEL.sub(" ", text[:_LONGEST_SHOT_TEXT])):
+        squeezed = _squeeze(written)
+        exact = _shot_words().get(squeezed)
+        found = [exact] if exact else [_shot_words()[phrase.group()] for phrase in _shot_phrases().finditer(squeezed)]
+        if found:
+            return found
+    return []
 
 
 def reading_direction(text: str) -> str | None:
@@ -93,6 +105,14 @@ def prose_markers() -> list[str]:
     return list(_table()["prose_markers"])
 
 
+@lru_cache(maxsize=1)
 def refusals() -> list[str]:
     """Phrases (case-folded) that a refusal begins with."""
     return [phrase.casefold() for phrase in _table()["refusals"]]
+
+
+def is_refusal(text: str) -> bool:
+    """Whether a text is a model that refuses: it begins as one and names what is refused. A person of the story who
+    says "I can't sleep" does not."""
+    start = text[:300].strip(" \t\r\n\"'*.").casefold()
+    return any(start.startswith(phrase) for phrase in refusals()) and any(word in start for word in _table()["refused"])

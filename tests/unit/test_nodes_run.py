@@ -84,6 +84,62 @@ def test_fingerprint_follows_the_files(comfy):
     assert changed(checkpoint=None) == "linked"
 
 
+# Values nobody has checked: over links of other packs, from hand-written API prompts
+
+
+@pytest.mark.parametrize(
+    "node_id, widget, value",
+    [
+        ("A3BLoadModel", "vram_gb", "abc"),
+        ("A3BLoadModel", "vram_gb", [1]),
+        ("A3BLoadModel", "vram_gb", float("nan")),
+        ("A3BLoadModel", "context", 10**30),
+        ("A3BLoadModel", "checkpoint", ["Qwen/q"]),
+        ("A3BLoadModel", "checkpoint", "../../etc\x00"),
+        ("A3BLoadModel", "expert_format", "int0"),
+        ("A3BParsePanels", "text", ["{}"]),
+        ("A3BParsePanels", "base_seed", -1),
+        ("A3BParsePanels", "panel_count", 1.5),
+        ("A3BParsePanels", "on_error", "ignore"),
+        ("A3BBuildPrompt", "label_images", "perhaps"),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_widget(comfy, engine_class, node_id, widget, value):
+    """U14"""
+    comfy.add_checkpoint(comfy.models_dir / "LLM", "Qwen/q")
+    inputs = {**widgets(node_id), **({"checkpoint": "Qwen/q"} if node_id == "A3BLoadModel" else {"text": "x"}), widget: value}
+    with pytest.raises(errors.A3BError, match=f"^{widget}: "):
+        run(node_id, **inputs)
+
+
+@pytest.mark.parametrize("blank", ["", "  ", None])
+def test_a_blank_number_is_its_default(model, blank):
+    """U14"""
+    generate(model, max_new_tokens=blank, seed="18446744073709551615", thinking="false")
+    sampling = engine_of(model).calls[-1][2]
+    assert (sampling.max_new_tokens, sampling.seed) == (4096, 2**64 - 1)
+
+
+def test_a_foreign_object_on_our_sockets_is_named(model):
+    with pytest.raises(errors.ConfigError, match="^prompt: str came over the link"):
+        generate(model, prompt="hi")
+    with pytest.raises(errors.ConfigError, match="^model: dict"):
+        generate({}, prompt=Prompt(user="hi"))
+
+
+def test_a_cached_handle_whose_folder_is_gone(comfy, model):
+    folder = comfy.models_dir / "LLM" / "Qwen" / "q"
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    with pytest.raises(errors.CheckpointError, match="Load A3B Model"):
+        generate(model)
+
+
+def test_half_a_surrogate_pair_does_not_reach_the_tokenizer():
+    assert "\ud83d" not in build(text="a\ud83db")[0].user
+
+
 # Encode Image 384px
 
 

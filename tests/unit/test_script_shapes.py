@@ -193,7 +193,7 @@ def test_json_repair_that_invents_is_refused(monkeypatch):
     monkeypatch.setattr(json_repair, "loads", lambda *_, **__: {"panels": [{"shot": "wide", "action": "made up"}]})
     assert last_resort('{"panels" [{"shot" "wide"}]}') is None
     monkeypatch.setattr(json_repair, "loads", lambda *_, **__: {"panels": [{"shot": "wide"}]})
-    result = parse_script('{"panels" [{"shot" "wide"}]}')
+    result = parse_script('{"panels" = ("shot" "wide")}')
     assert [panel.shot for panel in result.script.panels] == ["wide"] and any("json-repair" in line for line in result.report)
 
 
