@@ -14,11 +14,11 @@ COMMANDS = ("generate", "parse")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (0 done, 2 bad input)."""
+    """Run one command; returns its exit code (0 done, 1 an answer with a form was cut, 2 bad input)."""
     use_utf8()
     parser = argparse.ArgumentParser(prog="python -m a3b_engine", description="Qwen3.5/3.6 mixture-of-experts engine and comic script tools.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    modules = {name: import_module(f".cli.{name}", __package__) for name in COMMANDS}
+    modules = {name: import_module(f".cli.{name}", __package__) for name in COMMANDS}  # light: a command imports when it runs
     for module in modules.values():
         module.add_parser(subparsers)
     options = parser.parse_args(arguments)
@@ -28,6 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(error)
     except OSError as error:
         return fail(error)
+    except ModuleNotFoundError as error:
+        return fail(f"this Python lacks the package {error.name!r}: use ComfyUI's Python, or install requirements.txt")
     except KeyboardInterrupt:
         return fail("interrupted")
 

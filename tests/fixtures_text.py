@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = Path(os.environ.get("A3B_REFERENCE") or ROOT.parent / "shared" / "reference" / "qwen3.5")
 HAS_REFERENCE = (REFERENCE / "tokenizer.json").is_file()
-needs_reference = pytest.mark.skipif(not HAS_REFERENCE, reason=f"the published tokenizer files are not at {REFERENCE}")
+needs_reference = pytest.mark.skipif(not HAS_REFERENCE, reason="set A3B_REFERENCE to a folder with the published tokenizer files")
 
 SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"

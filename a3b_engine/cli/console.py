@@ -6,7 +6,9 @@ import json
 import sys
 from typing import Any
 
-BAD_INPUT = 2  # exit code
+# Exit codes
+CUT = 1
+BAD_INPUT = 2
 
 
 def use_utf8() -> None:

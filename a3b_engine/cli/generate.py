@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ImageError, MemoryBudgetError, PromptError
-from .console import print_json
+from .console import CUT, print_json
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -27,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of dialogue with --comic (default %(default)s)")
     parser.add_argument("--thinking", action="store_true", help="let the model think first")
     parser.add_argument("--thinking-budget", type=int, metavar="N", help="close the thinking after N tokens")
-    parser.add_argument("--max-new-tokens", type=int, default=1024, metavar="N", help="limit of the answer (default %(default)s)")
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="limit of the answer (default 4096 with --comic or --schema, else 1024)")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
     parser.add_argument("--top-p", type=float, default=0.8)
     parser.add_argument("--top-k", type=int, default=20)
@@ -37,7 +37,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--repetition-penalty", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 to 2^64-1 (default %(default)s)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="text that ends the answer, may be repeated")
-    parser.add_argument("--device", default="cpu", help="cpu, cuda:0, ... (default %(default)s)")
+    parser.add_argument("--device", default="auto", help="cpu, cuda:0, ...; auto: the first CUDA card, else the CPU (default %(default)s)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="compute type (default: float32 on a CPU, bfloat16 on a GPU)")
     parser.add_argument("--vram-gb", type=float, default=0.0, metavar="GB", help="refuse to hold more than this on the device (0: no cap)")
     parser.add_argument("--context", type=int, default=8192, metavar="N", help="most tokens of prompt and answer (default %(default)s)")
@@ -45,13 +45,23 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Returns 0; bad input raises `A3BError` or `OSError`, which the caller prints in one line."""
+    """Returns 0, or 1 when an answer that must have a form was cut before its end; bad input raises `A3BError` or `OSError`, which the caller prints in one line."""
+    import torch
+
     from ..engine import Engine
     from ..prompt import Prompt, build_messages
     from ..sampling import SamplingParams
 
+    schema = _read_text(options.schema) if options.schema else None
+    if options.comic is not None:
+        from ..script.grammar import comic_json_schema
+
+        schema = comic_json_schema(options.comic, options.rounds)
+    limit = options.max_new_tokens
+    if limit is None:
+        limit = 1024 if schema is None else 4096
     sampling = SamplingParams(
-        max_new_tokens=options.max_new_tokens,
+        max_new_tokens=limit,
         temperature=options.temperature,
         top_p=options.top_p,
         top_k=options.top_k,
@@ -63,18 +73,16 @@ def run(options: argparse.Namespace) -> int:
         stop=tuple(options.stop),
         thinking_budget=options.thinking_budget,
     )
-    schema = _read_text(options.schema) if options.schema else None
-    if options.comic is not None:
-        from ..script.grammar import comic_json_schema
-
-        schema = comic_json_schema(options.comic, options.rounds)
     if not (math.isfinite(options.vram_gb) and options.vram_gb >= 0):
         raise MemoryBudgetError(f"--vram-gb: found {options.vram_gb}, expected gigabytes, or 0 for no cap.")
     budget = math.ceil(options.vram_gb * 1e9) or None
     pictures = [_open_picture(path) for path in options.image]
     prompt = Prompt(user=_text(options.prompt), system=_text(options.system), images=pictures)
     build_messages(prompt)  # wrong markers are said before gigabytes are read
-    engine = Engine.load(options.model, options.device, dtype=options.dtype, vram_budget=budget, context=options.context)
+    device = options.device
+    if device == "auto":
+        device = "cuda:0" if torch.cuda.is_available() else "cpu"
+    engine = Engine.load(options.model, device, dtype=options.dtype, vram_budget=budget, context=options.context)
     if pictures:
         prompt = replace(prompt, images=engine.encode_image(pictures, options.image_size, options.fit))
 
@@ -92,7 +100,8 @@ def run(options: argparse.Namespace) -> int:
         print()
         timings = answer.timings
         print(f"{answer.status} {timings.tokens_per_second:.1f} tokens/s, first token after {timings.time_to_first_token:.2f} s", file=sys.stderr)
-    return 0
+    constrained = schema is not None or options.regex is not None
+    return CUT if constrained and answer.finish_reason == "length" else 0
 
 
 def _text(value: str) -> str:
@@ -109,6 +118,8 @@ def _read_text(path: Path) -> str:
 def _open_picture(path: Path):
     from PIL import Image, ImageOps
 
+    if not path.is_file():
+        raise ImageError(f"--image {path}: there is no such file.")
     with open(path, "rb") as stream:
         try:
             return ImageOps.exif_transpose(Image.open(stream))  # a loaded copy, so that the file can be closed

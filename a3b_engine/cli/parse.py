@@ -22,7 +22,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--on-error",
         default="stop",
         choices=("stop", "keep", "placeholder"),
-        help="stop: a text without a script ends with exit code 2; keep: only panels that are whole;"
+        help="stop: a text without a script ends with exit code 2 (a script that was cut is printed with status truncated); keep: only panels that are whole;"
         " placeholder: neutral pictures for missing panels (default %(default)s)",
     )
     parser.add_argument("--panels", type=int, metavar="N", help="number of panels the script should have")

@@ -99,3 +99,15 @@ def test_damaged_pictures_are_named(tmp_path, kind):
             assert str(path) in str(error)
             refused += 1
     assert refused
+
+
+def test_a_script_that_was_cut_is_no_success(say):
+    code, out, err = say("--prompt", "Tell me", "--comic", 2)
+    assert code == 1 and "cut after 6 tokens" in err
+    code, out, err = say("--prompt", "Tell me", "--regex", "ab")
+    assert code == 0 and out.strip() == "ab"
+
+
+def test_a_missing_picture_is_named(say):
+    code, out, err = say("--prompt", "Tell me", "--image", "none.png")
+    assert code == 2 and "none.png: there is no such file" in err

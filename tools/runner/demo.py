@@ -21,6 +21,7 @@ from .workflow import Workflow
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 PICTURE = ASSETS / "demo_picture.png"
 BROWSER_PORT = 8188  # where people look for a ComfyUI
+NONSENSE_SHOWN = 160  # characters of each text that a model of random numbers wrote
 SMALL_FORMAT = "short comic script"  # what a model of random numbers can finish in seconds
 NODES = ("A3BLoadModel", "A3BEncodeImage", "A3BBuildPrompt", "A3BGenerate", "A3BParsePanels")
 
@@ -63,6 +64,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise RunnerError(
             f"--model {options.model}: no config.json in there, so it is no checkpoint folder", code=USAGE
         )
+    if options.model and not any(options.model.expanduser().glob("*.safetensors*")):
+        raise RunnerError(f"--model {options.model}: no .safetensors files beside its config.json", code=USAGE)
 
 
 def choose_host(options: argparse.Namespace) -> tuple[Host, Path]:
@@ -124,16 +127,16 @@ def run_workflow(server: ComfyServer, model_name: str, language: str, *, random_
     if problem:
         raise RunnerError(f"the workflow failed: {problem}")
     say(f"Done in {time.monotonic() - begin:.1f} s.\n")
-    print_panels(read_panels(server.host.python, entry, workflow))
-    say("\nPictures:")
+    if random_model:
+        say(
+            "The demo checkpoint holds random numbers: what it writes is valid JSON of the right shape, and its "
+            "words are nonsense. A real one (--model DIR) writes the story's panels.\n"
+        )
+    print_panels(read_panels(server.host.python, entry, workflow), longest=NONSENSE_SHOWN if random_model else None)
+    say("\nPictures (the reference picture cut to each panel's size and tinted; no image model is used):")
     for image in [image for outputs in entry["outputs"].values() for image in outputs.get("images", [])]:
         say(f"  {server.work / image['type'] / image['subfolder'] / image['filename']}")
     say(f"Log: {server.log}")
-    if random_model:
-        say(
-            "\nThe demo checkpoint holds random numbers: what it writes is valid JSON of the right shape, and its "
-            "words are nonsense. A real one (--model DIR) writes the story's panels."
-        )
 
 
 def follow(client: ComfyClient, prompt_id: str, events: WebSocket, generate: str) -> dict:
@@ -154,7 +157,8 @@ def serve(server: ComfyServer) -> None:
     """Keep the server until Ctrl-C; RunnerError when it ends by itself."""
     say(
         f"\nComfyUI is running: {server.url}   (this machine only; Ctrl-C stops it)\n"
-        "Open the workflow example_workflows/comic_script.json with its menu, or drag that file into the page."
+        "Open the workflow from its menu (Browse templates, a3b-comic-script), or drag "
+        "example_workflows/comic_script.json into the page."
     )
     while server.process.poll() is None:
         time.sleep(0.5)

@@ -16,7 +16,7 @@ from .client import ComfyClient
 from .console import USAGE, RunnerError, clean_environment, tail
 from .hosts import Host
 from .links import link_folder
-from .paths import PACK_NAME, ROOT
+from .paths import PACK_NAME, ROOT, WORK
 
 GUARD = Path(__file__).resolve().parent / "guard.py"
 ADDRESS = "127.0.0.1"
@@ -132,7 +132,9 @@ class ComfyServer:
             raise RunnerError(f"port {self.port} on {ADDRESS} is in use: choose another with --port", code=USAGE)
         self.port = self.port or free_port()
         command = self.command(self.prepare())
-        environment = clean_environment(**{"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1", **self.environment})
+        # Compiled files go to our own folder: nothing is written into the user's ComfyUI.
+        own = {"PYTHONIOENCODING": "utf-8", "PYTHONUNBUFFERED": "1", "PYTHONPYCACHEPREFIX": str(WORK / "pycache")}
+        environment = clean_environment(**{**own, **self.environment})
         if self.host.standins:
             environment["PYTHONPATH"] = str(self.host.standins)
         with open(self.log, "wb") as sink:
