@@ -131,11 +131,27 @@ class Flag(Input):
         return {"label_on": self.on, "label_off": self.off}
 
 
+class _OpenList(list):
+    """Names in a drop-down, and unlisted ones that `also` accepts: core asks `value in names`, browsers get the names."""
+
+    def __init__(self, names: Iterable[str], also: Callable[[str], bool]):
+        super().__init__(names)
+        self._also = also
+
+    def __contains__(self, value: object) -> bool:
+        return super().__contains__(value) or isinstance(value, str) and self._also(value)
+
+
 @dataclass(frozen=True)
 class Choice(Input):
-    """A drop-down list; a callable is asked each time ComfyUI reads the node's definition."""
+    """A drop-down list; a callable is asked each time ComfyUI reads the node's definition.
+
+    `also` says which unlisted names ComfyUI lets pass. Unlike VALIDATE_INPUTS, a name that is refused here is reported
+    for this widget alone: core reports a node's own validation once for each input that it names.
+    """
 
     choices: Sequence[str] | Callable[[], Sequence[str]]
+    also: Callable[[str], bool] | None = None
 
     def read(self, value: Any) -> str:
         if callable(self.choices):  # the node itself knows which other spellings it takes
@@ -146,7 +162,8 @@ class Choice(Input):
         return value
 
     def type(self) -> list[str]:
-        return list(self.choices() if callable(self.choices) else self.choices)
+        names = self.choices() if callable(self.choices) else self.choices
+        return list(names) if self.also is None else _OpenList(names, self.also)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,8 @@ def A3BEncodeImage(
             64,
             2048,
             32,
-            tooltip="Longest working size in pixels, a multiple of 32. 384 costs 144 tokens a picture, 768 costs 576.",
+            tooltip="Working size in pixels, a multiple of 32. With fit keep the picture has at most the area of size x size, "
+            "with the others it becomes size x size. 384 x 384 costs 144 tokens, 768 x 768 costs 576.",
         ),
     ] = 384,
     fit: Annotated[

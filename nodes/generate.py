@@ -101,7 +101,7 @@ def A3BGenerate(
     ] = "",
     stop: Annotated[
         str,
-        Text(optional=True, tooltip=r"Texts that end the answer and are left out of it, one a line; \n stands for a line feed."),
+        Text(optional=True, tooltip=r"Texts that end the answer and are left out of it, one a line; \n stands for a line feed, \t for a tab."),
     ] = "",
 ) -> tuple[
     Annotated[str, Output("STRING", "text", "The answer, without any reasoning.")],

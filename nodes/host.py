@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from ..a3b_engine.errors import CheckpointError, ConfigError
+from ..a3b_engine.errors import CheckpointError
 
 log = logging.getLogger(__name__)
 
@@ -88,13 +88,18 @@ def checkpoint_folder(name: str) -> Path:
             f"the folder under {_searched()} and press R to refresh the list"
         )
     raise CheckpointError(
-        f"checkpoint: no Qwen3.5-35B-A3B folder (config.json beside *.safetensors) was found under {_searched()}. "
-        f"Nothing is downloaded by itself (35 GB); to fetch the official FP8 files run:  {download_command()}"
+        f"checkpoint: no Qwen3.5-35B-A3B folder (config.json beside *.safetensors) was found under {_searched()}; "
+        f"nothing is downloaded by itself (37.5 GB). To fetch the official FP8 files run:  {download_command()}"
     )
 
 
 def _searched() -> str:
-    return ", ".join(str(root) for root in checkpoint_roots())
+    """Where to put a checkpoint, for messages: models/LLM first, the pack's own demo_model last, two at most."""
+    import folder_paths
+
+    first = Path(folder_paths.models_dir) / MODEL_FOLDER
+    roots = sorted(checkpoint_roots(), key=lambda root: (root != first, root == DEMO_FOLDER))
+    return ", ".join([*map(str, roots[:2]), *(["..."] if len(roots) > 2 else [])])
 
 
 def download_command() -> str:
@@ -127,7 +132,7 @@ def device_names() -> list[str]:
 
 
 def resolve_device(choice: str) -> torch.device:
-    """The device of a widget value. A card that is not there (any more) falls back to 'auto' with a warning (V10)."""
+    """The device of a widget value. A card that is not there (any more) falls back to 'auto' with a warning."""
     if choice == "cpu":
         return torch.device("cpu")
     if choice in _cuda_devices():
@@ -138,10 +143,10 @@ def resolve_device(choice: str) -> torch.device:
     return main
 
 
-def check_device_name(choice: str) -> None:
+def is_device_name(choice: str) -> bool:
+    """Whether it names a device of some machine: workflows travel, and `resolve_device` replaces a card that is not here."""
     kind, _, index = choice.partition(":")
-    if choice not in ("auto", "cpu") and not (kind == "cuda" and index.isdecimal()):
-        raise ConfigError(f"device: {choice!r} is not a device; choose one of {', '.join(device_names())}")
+    return choice in ("auto", "cpu") or kind == "cuda" and index.isdecimal()
 
 
 # -- progress, cancel, text ------------------------------------------------------------------------------------------

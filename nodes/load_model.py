@@ -15,15 +15,17 @@ from .sockets import A3B_MODEL, ModelHandle
 log = logging.getLogger(__name__)
 
 
-def check(checkpoint, device) -> bool | str:
-    """Takes over core's list check, so that backslashes (F20) and a card of another machine (V10) are understood."""
+def check(checkpoint) -> bool | str:
+    """Takes over core's list check, so that a name saved with backslashes is understood.
+
+    Names one input only: core reports what is returned once for every input named here, after that input's name.
+    """
+    if not isinstance(checkpoint, str):
+        return True  # linked from another node, known only when it runs
     try:
-        if isinstance(checkpoint, str):  # None: linked from another node, known only when it runs
-            host.checkpoint_folder(checkpoint)
-        if isinstance(device, str):
-            host.check_device_name(device)
+        host.checkpoint_folder(checkpoint)
     except A3BError as problem:
-        return str(problem)
+        return str(problem).removeprefix("checkpoint: ")
     return True
 
 
@@ -67,7 +69,8 @@ def A3BLoadModel(
             0.0,
             1024.0,
             0.5,
-            tooltip="Hard limit in GB for weights on the device. 0: ComfyUI decides, and frees other models as needed.",
+            tooltip="Hard limit in GB for weights and working memory on the device. 0: ComfyUI decides, and frees other models "
+            "as needed.",
         ),
     ] = 0.0,
     context: Annotated[
@@ -84,6 +87,7 @@ def A3BLoadModel(
         str,
         Choice(
             host.device_names,
+            also=host.is_device_name,
             tooltip="auto: the device ComfyUI uses. A card that is not present falls back to auto with a warning in the log.",
         ),
     ] = "auto",

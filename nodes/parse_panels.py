@@ -26,14 +26,20 @@ def _list(kind: str, name: str, tooltip: str) -> Output:
 def A3BParsePanels(
     text: Annotated[str, Text(tooltip="The answer of Generate, or any comic script as JSON, damaged or not.")] = "",
     panel_count: Annotated[
-        int, Int(0, 512, tooltip="Panels the script must have. 0: as many as there are.")
+        int,
+        Int(
+            0,
+            512,
+            tooltip="Panels you expect; another number is noted in the report; placeholder fills up to it. 0: as many as there are.",
+        ),
     ] = 0,
     on_error: Annotated[
         str,
         Choice(
             ON_ERROR,
             tooltip="stop: an unusable or cut-off script ends the run with the reason. keep: whole panels are used, a cut-off "
-            "one is left out. placeholder: neutral pictures stand for what is missing. None ever draws the model's failure.",
+            "one is left out, and no whole panel is an error. placeholder: neutral pictures stand for what is missing. "
+            "None ever draws the model's failure.",
         ),
     ] = "stop",
     style_prefix: Annotated[str, Text(multiline=False, tooltip="Put before every panel's prompt.")] = "",

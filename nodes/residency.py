@@ -89,7 +89,7 @@ def open_engine(handle: ModelHandle) -> Engine:
 
 
 def checkpoint_fingerprint(folder: Path) -> str:
-    """Names, sizes and times of the files an engine reads. Never their contents: those are 35 GB.
+    """Names, sizes and times of the files an engine reads. Never their contents: those are 37.5 GB.
 
     Raises CheckpointError if the folder is gone, e.g. behind a loader output that ComfyUI has in its cache.
     """

@@ -1,8 +1,9 @@
-"""Writes example_workflows/comic_script.json (canvas) and comic_script.api.json (API) from one description.
+"""Writes example_workflows/comic_script.json and comic_script.zh.json (canvas) and comic_script.api.json (API).
 
     python tools/make_workflows.py
 
-Positional widget values, link tables and slot numbers are derived here from the node classes, never typed by hand.
+All come from one description. Positional widget values, link tables and slot numbers are derived here from the node
+classes, never typed by hand. Titles, notes and group names stand in workflow_texts.json, by language.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PACK = "a3b_pack_for_workflows"
 CHECKPOINT = "a3b-random-demo"
 SEED_CONTROL = "fixed"  # the drop-down that the front end puts after a seed: same seed, same page, until changed
 
-STORY = (ROOT / "assets" / "demo_story.en.txt").read_text(encoding="utf-8").strip() + "\n[[IMG]]"
+LANGUAGES = {"en": "English", "zh": "Chinese"}  # of the canvas -> of the answer
+TEXTS = json.loads(Path(__file__).with_name("workflow_texts.json").read_text(encoding="utf-8"))
 
 
 @dataclass
@@ -37,12 +39,10 @@ class Kind:
 class Item:
     key: str
     type: str
-    title: str
     pos: tuple[int, int]
     size: tuple[int, int]
     values: dict[str, object] = field(default_factory=dict)
     links: dict[str, tuple[str, str]] = field(default_factory=dict)  # input -> (key, output name)
-    note: str = ""
 
 
 # Core nodes that exist with these inputs in ComfyUI of 2024 and of today.
@@ -65,28 +65,13 @@ CORE = {
     "SaveImage": Kind(sockets={"images": "IMAGE"}, widgets={"filename_prefix": ("STRING", "ComfyUI")}),
 }
 
-NOTE_START = (
-    "1. Choose a checkpoint in Load A3B Model. a3b-random-demo is a tiny random model: it proves that everything works, "
-    "and its answers are grammatical JSON and otherwise nonsense. For real answers use Qwen3.5-35B-A3B-FP8.\n"
-    "2. Choose a picture in Reference picture.\n"
-    "3. Write a story in Story. [[IMG]] marks where the picture belongs.\n"
-    "4. Press Queue. The answer of Script streams into the node while it is written."
-)
-NOTE_PANELS = (
-    "Everything behind JSON Parse Panels runs once per panel. Here the reference picture is cut to each panel's size and "
-    "tinted with a colour from its seed, with core nodes only, so that no image model is needed.\n"
-    "For real panels put your image workflow in their place: prompt -> CLIP Text Encode, width and height -> Empty Latent "
-    "Image, seed -> KSampler. ComfyUI moves the language model out of the way by itself."
-)
-
 ITEMS = [
-    Item("note_start", "Note", "How to use this", (20, 80), (340, 230), note=NOTE_START),
-    Item("load", "A3BLoadModel", "Load A3B Model", (20, 360), (340, 170), values={"checkpoint": CHECKPOINT, "context": 16384}),
-    Item("picture", "LoadImage", "Reference picture", (20, 580), (340, 330)),
+    Item("note_start", "Note", (20, 80), (340, 230)),
+    Item("load", "A3BLoadModel", (20, 360), (340, 170), values={"checkpoint": CHECKPOINT, "context": 16384}),
+    Item("picture", "LoadImage", (20, 580), (340, 330)),
     Item(
         "encode",
         "A3BEncodeImage",
-        "Encode Image 384px",
         (420, 580),
         (300, 150),
         links={"model": ("load", "model"), "image": ("picture", "IMAGE")},
@@ -94,16 +79,14 @@ ITEMS = [
     Item(
         "build",
         "A3BBuildPrompt",
-        "Story",
         (780, 80),
         (420, 460),
-        values={"text": STORY, "language": "English", "preset": "western"},
+        values={"preset": "western"},
         links={"images": ("encode", "images")},
     ),
     Item(
         "generate",
         "A3BGenerate",
-        "Script",
         (1260, 80),
         (400, 720),
         values={"seed": 7, "max_new_tokens": 6144, "panels": 4, "rounds": 4},
@@ -112,17 +95,15 @@ ITEMS = [
     Item(
         "parse",
         "A3BParsePanels",
-        "Panels",
         (1720, 80),
         (400, 480),
         values={"panel_count": 4, "base_seed": 20240229, "style_suffix": "comic book style, clean ink lines, flat colours"},
         links={"text": ("generate", "text"), "stats": ("generate", "stats")},
     ),
-    Item("note_panels", "Note", "Put your image model here", (2180, 80), (340, 230), note=NOTE_PANELS),
+    Item("note_panels", "Note", (2180, 80), (340, 230)),
     Item(
         "tint",
         "EmptyImage",
-        "Panel colour",
         (2180, 360),
         (340, 150),
         links={"width": ("parse", "width"), "height": ("parse", "height"), "color": ("parse", "seed")},
@@ -130,7 +111,6 @@ ITEMS = [
     Item(
         "cut",
         "ImageScale",
-        "Picture at panel size",
         (2180, 560),
         (340, 170),
         links={"image": ("picture", "IMAGE"), "width": ("parse", "width"), "height": ("parse", "height")},
@@ -138,20 +118,19 @@ ITEMS = [
     Item(
         "blend",
         "ImageBlend",
-        "Tinted panel",
         (2580, 460),
         (300, 130),
         values={"blend_factor": 0.35},
         links={"image1": ("cut", "IMAGE"), "image2": ("tint", "IMAGE")},
     ),
-    Item("save", "SaveImage", "Save panels", (2940, 360), (420, 550), values={"filename_prefix": "a3b_comic/panel"}, links={"images": ("blend", "IMAGE")}),
+    Item("save", "SaveImage", (2940, 360), (420, 550), values={"filename_prefix": "a3b_comic/panel"}, links={"images": ("blend", "IMAGE")}),
 ]
 
 GROUPS = [
-    ("Model and picture", (0, 0, 740, 940), "#3f789e"),
-    ("Story", (760, 0, 460, 940), "#8a6d3b"),
-    ("Script", (1240, 0, 440, 940), "#5b7f3b"),
-    ("One item a panel", (1700, 0, 1700, 940), "#7a4f8a"),
+    ((0, 0, 740, 940), "#3f789e"),
+    ((760, 0, 460, 940), "#8a6d3b"),
+    ((1240, 0, 440, 940), "#5b7f3b"),
+    ((1700, 0, 1700, 940), "#7a4f8a"),
 ]
 
 
@@ -183,18 +162,27 @@ def kinds() -> dict[str, Kind]:
     return {**CORE, **{name: kind_of(node) for name, node in pack_nodes().items()}}
 
 
+def values_of(item: Item, kind: Kind, language: str) -> dict[str, object]:
+    """All widget values of a node: its class's defaults, what ITEMS sets, and the story in its language."""
+    values = {name: item.values.get(name, default) for name, (_, default) in kind.widgets.items()}
+    if item.key == "build":
+        story = (ROOT / "assets" / f"demo_story.{language}.txt").read_text(encoding="utf-8").strip()
+        values |= {"text": f"{story}\n[[IMG]]", "language": LANGUAGES[language]}
+    return values
+
+
 def api_form() -> dict:
     """node id -> class, inputs (all widgets and links) and title: what POST /prompt takes."""
     known, ids = kinds(), {item.key: str(number) for number, item in enumerate(ITEMS, 1)}
     prompt = {}
     for item in ITEMS:
-        if item.note:
+        if item.type == "Note":
             continue
         kind = known[item.type]
-        inputs = {name: item.values.get(name, default) for name, (_, default) in kind.widgets.items()}
+        inputs = values_of(item, kind, "en")
         for name, (source, output) in item.links.items():
             inputs[name] = [ids[source], _slot(known, source, output)]
-        prompt[ids[item.key]] = {"class_type": item.type, "inputs": inputs, "_meta": {"title": item.title}}
+        prompt[ids[item.key]] = {"class_type": item.type, "inputs": inputs, "_meta": {"title": TEXTS["en"]["titles"][item.key]}}
     return prompt
 
 
@@ -203,11 +191,11 @@ def _slot(known: dict[str, Kind], source: str, output: str) -> int:
     return [name for name, _ in known[item.type].outputs].index(output)
 
 
-def canvas_form() -> dict:
+def canvas_form(language: str = "en") -> dict:
     """The graph as the editor saves it. Widgets turned into inputs keep their place in widgets_values."""
     known, ids = kinds(), {item.key: number for number, item in enumerate(ITEMS, 1)}
     links: list[list] = []
-    nodes = [_canvas_node(item, order, known, ids, links) for order, item in enumerate(ITEMS)]
+    nodes = [_canvas_node(item, order, language, known, ids, links) for order, item in enumerate(ITEMS)]
     for node in nodes:
         for slot, output in enumerate(node["outputs"]):
             going_out = [link[0] for link in links if link[1] == node["id"] and link[2] == slot]
@@ -217,18 +205,22 @@ def canvas_form() -> dict:
         "last_link_id": len(links),
         "nodes": nodes,
         "links": links,
-        "groups": [{"title": title, "bounding": list(box), "color": color, "font_size": 24} for title, box, color in GROUPS],
+        "groups": [
+            {"title": title, "bounding": list(box), "color": color, "font_size": 24}
+            for title, (box, color) in zip(TEXTS[language]["groups"], GROUPS, strict=True)
+        ],
         "config": {},
         "extra": {},
         "version": 0.4,
     }
 
 
-def _canvas_node(item: Item, order: int, known: dict[str, Kind], ids: dict[str, int], links: list[list]) -> dict:
+def _canvas_node(item: Item, order: int, language: str, known: dict[str, Kind], ids: dict[str, int], links: list[list]) -> dict:
+    texts = TEXTS[language]
     node = {"id": ids[item.key], "type": item.type, "pos": list(item.pos), "size": list(item.size)}
-    node |= {"flags": {}, "order": order, "mode": 0, "inputs": [], "outputs": [], "title": item.title}
-    if item.note:
-        return node | {"properties": {"text": ""}, "widgets_values": [item.note], "color": "#432", "bgcolor": "#653"}
+    node |= {"flags": {}, "order": order, "mode": 0, "inputs": [], "outputs": [], "title": texts["titles"][item.key]}
+    if item.type == "Note":
+        return node | {"properties": {"text": ""}, "widgets_values": ["\n".join(texts["notes"][item.key])], "color": "#432", "bgcolor": "#653"}
     kind = known[item.type]
     for name, type_name in kind.sockets.items():
         node["inputs"].append({"name": name, "type": type_name, "link": _link(item, name, type_name, node, known, ids, links)})
@@ -241,8 +233,8 @@ def _canvas_node(item: Item, order: int, known: dict[str, Kind], ids: dict[str, 
         for slot, (name, type_name) in enumerate(kind.outputs)
     ]
     values = []
-    for name, (_, default) in kind.widgets.items():
-        values.append(item.values.get(name, default))
+    for name, value in values_of(item, kind, language).items():
+        values.append(value)
         if name in kind.seeds:
             values.append(SEED_CONTROL)
     return node | {"properties": {"Node name for S&R": item.type}, "widgets_values": [*values, *kind.trailing]}
@@ -263,7 +255,7 @@ def _shape(type_name: str, slot: int) -> dict:
 
 def files() -> dict[str, str]:
     """File name -> exact content."""
-    forms = {"comic_script.json": canvas_form(), "comic_script.api.json": api_form()}
+    forms = {"comic_script.json": canvas_form("en"), "comic_script.zh.json": canvas_form("zh"), "comic_script.api.json": api_form()}
     return {name: json.dumps(form, ensure_ascii=False, indent=2) + "\n" for name, form in forms.items()}
 
 

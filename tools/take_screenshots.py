@@ -1,4 +1,4 @@
-"""Takes the README's picture and the example workflow's thumbnail from the real front end.
+"""Takes the README's picture and the example workflows' thumbnails from the real front end.
 
     python tools/take_screenshots.py
 
@@ -8,6 +8,7 @@ the bundled picture, runs it and photographs the canvas. Needs Chromium, seleniu
 
 from __future__ import annotations
 
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ for entry in (ROOT, ROOT / "tests" / "host", ROOT / "tests" / "browser"):
 
 README_PICTURE = ROOT / "assets" / "workflow.jpg"
 THUMBNAIL = ROOT / "example_workflows" / "comic_script.jpg"
+TWINS = (THUMBNAIL.with_name("comic_script.zh.jpg"),)  # the same graph with other texts, too small to read here
 WINDOW = (3000, 1150)
 
 # The nodes are moved to where neither the page's side bar nor its title bar covers them.
@@ -88,6 +90,8 @@ def main() -> None:
         picture = Image.open(shot).convert("RGB").crop((left, top, left + width, top + height))
     picture.save(README_PICTURE, quality=85, optimize=True)
     picture.resize((picture.width // 3, picture.height // 3), Image.LANCZOS).save(THUMBNAIL, quality=85, optimize=True)
+    for twin in TWINS:
+        shutil.copyfile(THUMBNAIL, twin)
 
 
 if __name__ == "__main__":

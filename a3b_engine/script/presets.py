@@ -17,7 +17,7 @@ _FIELD = re.compile(r"\{\{(\w+)\}\}")
 _STORY_HEADS = {"en": "Story:", "zh": "\u6545\u4e8b\uff1a"}
 _COUNTS = {
     "en": "Write {{panels}} panels and {{rounds}} rows of dialogue.",
-    "zh": "\u8bf7\u5199 {{panels}} \u4e2a\u753b\u683c\u3001{{rounds}} \u884c\u5bf9\u8bdd\u3002",
+    "zh": "\u8bf7\u5199 {{panels}} \u4e2a\u5206\u683c\u3001{{rounds}} \u884c\u5bf9\u767d\u3002",
 }
 
 

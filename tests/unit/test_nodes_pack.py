@@ -1,6 +1,7 @@
 """What the pack as a whole promises: ids, widget order, texts, help pages, workflows."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -119,7 +120,7 @@ def test_the_preset_table_of_the_help_pages_is_the_one_in_the_code():
 # Workflows
 
 
-@pytest.mark.parametrize("name", ["comic_script.json", "comic_script.api.json"])
+@pytest.mark.parametrize("name", ["comic_script.json", "comic_script.zh.json", "comic_script.api.json"])
 def test_committed_workflows_are_what_the_tool_writes(name):
     assert (make_workflows.FOLDER / name).read_text(encoding="utf-8") == make_workflows.files()[name]
 
@@ -149,8 +150,9 @@ def test_api_workflow_passes_each_nodes_own_rules(comfy):
                 assert options.get("min", value) <= value <= options.get("max", value), name
 
 
-def test_canvas_workflow_is_consistent():
-    graph = make_workflows.canvas_form()
+@pytest.mark.parametrize("language", make_workflows.LANGUAGES)
+def test_canvas_workflow_is_consistent(language):
+    graph = make_workflows.canvas_form(language)
     nodes = {node["id"]: node for node in graph["nodes"]}
     assert len({link[0] for link in graph["links"]}) == len(graph["links"]) == graph["last_link_id"]
     for link_id, source, source_slot, target, target_slot, kind in graph["links"]:
@@ -164,6 +166,46 @@ def test_canvas_workflow_is_consistent():
             assert len(node["widgets_values"]) == len(widgets) + ("seed" in widgets)
 
 
+def test_languages_differ_in_texts_only():
+    english, chinese = make_workflows.canvas_form("en"), make_workflows.canvas_form("zh")
+    for first, second in zip(english["nodes"], chinese["nodes"]):
+        changed = {name for name in first if first[name] != second[name]}
+        story = first["type"] == "A3BBuildPrompt"
+        assert changed <= ({"title", "widgets_values"} if story or first["type"] == "Note" else {"title"}), first["type"]
+        if story:
+            widgets = list(make_workflows.kinds()["A3BBuildPrompt"].widgets)
+            pairs = zip(widgets, first["widgets_values"], second["widgets_values"])
+            assert {name for name, here, there in pairs if here != there} == {"text", "language"}
+    for graph in (english, chinese):
+        for group in graph["groups"]:
+            del group["title"]
+        del graph["nodes"]
+    assert english == chinese
+
+
+def test_chinese_workflow_is_chinese():
+    graph = make_workflows.canvas_form("zh")
+    texts = [group["title"] for group in graph["groups"]] + [node["title"] for node in graph["nodes"]]
+    texts += [node["widgets_values"][0] for node in graph["nodes"] if node["type"] in ("Note", "A3BBuildPrompt")]
+    assert all(re.search("[\u4e00-\u9fff]", text) for text in texts)
+
+
+def test_every_canvas_workflow_has_a_thumbnail():
+    for name in make_workflows.files():
+        if not name.endswith(".api.json"):
+            assert (make_workflows.FOLDER / name).with_suffix(".jpg").read_bytes()[:2] == b"\xff\xd8", name
+
+
+def test_chinese_texts_have_chinese_punctuation():
+    """Half-width marks beside Chinese characters; code, names and JSON keep theirs."""
+    files = [ROOT / "README.zh.md", ROOT / "locales/zh/nodeDefs.json", *(ROOT / "web/docs").glob("*/zh.md")]
+    assert len(files) == 2 + len(IDS)
+    for path in files:
+        text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)\n]*\)", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        found = re.findall(r"[\u4e00-\u9fff][,;:()!?].{0,9}|.{0,9}[,;:()!?][\u4e00-\u9fff]", text)
+        assert not found, (path.name, found)
+
+
 def test_canvas_boxes_do_not_overlap():
     boxes = [(item.pos, item.size, item.key) for item in make_workflows.ITEMS]
     for number, ((x, y), (w, h), key) in enumerate(boxes):
@@ -175,8 +217,6 @@ def test_canvas_boxes_do_not_overlap():
 
 
 def test_only_two_files_import_comfyui():
-    import re
-
     pattern = re.compile(r"^\s*(?:import|from) (?:comfy|folder_paths|server)\b", re.MULTILINE)
     found = {path.name for path in (ROOT / "nodes").glob("*.py") if pattern.search(path.read_text(encoding="ascii"))}
     assert found == {"host.py", "residency.py"}

@@ -1,5 +1,6 @@
 """The five nodes run one by one with a fake engine and a fake ComfyUI."""
 
+import inspect
 import json
 import sys
 import types
@@ -67,10 +68,17 @@ def test_validation_accepts_what_runs_and_explains_the_rest(comfy):
     """F20, V10"""
     comfy.add_checkpoint(comfy.models_dir / "LLM", "Qwen/q")
     check = NODES["A3BLoadModel"].VALIDATE_INPUTS
-    assert check(checkpoint="Qwen\\q", device="cuda:7") is True
-    assert check(checkpoint=None, device=None) is True
-    assert "'other'" in check(checkpoint="other", device="auto")
-    assert check(checkpoint="Qwen/q", device="gpu0").startswith("device: 'gpu0'")
+    assert check(checkpoint="Qwen\\q") is True
+    assert check(checkpoint=None) is True
+    assert check(checkpoint="other").startswith("'other' is not")  # core writes the widget's name before it
+    devices = NODES["A3BLoadModel"].INPUT_TYPES()["required"]["device"][0]
+    assert isinstance(devices, list) and list(devices) == ["auto", "cpu"]  # what browsers get
+    assert "cuda:7" in devices and "gpu0" not in devices and None not in devices  # how core asks
+
+
+def test_only_the_wrong_widget_is_reported():
+    """Core repeats what VALIDATE_INPUTS returns for every input that it names."""
+    assert inspect.getfullargspec(NODES["A3BLoadModel"].VALIDATE_INPUTS).args == ["checkpoint"]
 
 
 def test_fingerprint_follows_the_files(comfy):

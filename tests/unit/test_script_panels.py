@@ -109,7 +109,7 @@ def test_presets_are_filled(preset, text_language):
     text = system_prompt(preset, panels=4, rounds=5, dialogue_language="Korean", prompt_language="Finnish", text_language=text_language)
     assert "{{" not in text and "Korean" in text and "Finnish" in text and " 4 " in text and " 5 " in text
     assert PRESETS[preset].reading_direction in text and all(shot in text for shot in SHOTS)
-    assert ("\u753b\u683c" in text) == (text_language == "zh")
+    assert ("\u5206\u683c" in text) == (text_language == "zh")
 
 
 def test_c07_story_text_is_left_alone():
