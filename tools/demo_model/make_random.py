@@ -15,6 +15,7 @@ import os
 import sys
 import tempfile
 from pathlib import Path
+from typing import Iterable
 
 import torch
 
@@ -47,7 +48,7 @@ ADDED_TOKENS = (
 )  # fmt: skip
 
 CHAT_TEMPLATE = """\
-{#- Turns of a conversation for the random demo model; same conventions as the published checkpoints. -#}
+{#- Turns of a conversation for the demo models; same conventions as the published checkpoints. -#}
 {%- macro show(content, pictures_allowed) -%}
   {%- if content is string -%}
     {{- content -}}
@@ -111,6 +112,11 @@ def write_files(folder: Path, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weights = {name: random_weight(name, shape, generator) for name, shape in expected_tensors(parsed).items()}
     write_checkpoint(folder, to_official(weights, parsed), config, format="fp8", max_shard_bytes=SHARD_BYTES)
+    write_settings(folder, ids)
+
+
+def write_settings(folder: Path, ids: dict[str, int]) -> None:
+    """The small files beside the weights: generation and picture settings, chat template."""
     end, pad = ids["<|im_end|>"], ids["<|endoftext|>"]
     write_json(
         folder / "generation_config.json",
@@ -225,8 +231,9 @@ def random_weight(name: str, shape: tuple[int, ...], generator: torch.Generator)
     return normal(0.05)
 
 
-def write_tokenizer(folder: Path) -> dict[str, int]:
-    """Train a byte-level BPE on the corpus beside this file, write tokenizer.json and tokenizer_config.json; all ids."""
+def write_tokenizer(folder: Path, texts: Iterable[str] | None = None, size: int = BPE_SIZE) -> dict[str, int]:
+    """Train a byte-level BPE of `size` ids on `texts` (by default the corpus beside this file) and write tokenizer.json
+    and tokenizer_config.json. Returns the id of every token, the added ones included."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -239,21 +246,28 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=BPE_SIZE, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
+        vocab_size=size, show_progress=False, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet())
     )
-    tokenizer.train_from_iterator(corpus(), trainer)
+    tokenizer.train_from_iterator(corpus() if texts is None else texts, trainer)
     tokens = [AddedToken(content, special=special, normalized=False) for content, special in ADDED_TOKENS]
     for token, (_, special) in zip(tokens, ADDED_TOKENS, strict=True):
         # One by one: ids follow the published order, whatever the kind.
         (tokenizer.add_special_tokens if special else tokenizer.add_tokens)([token])
     (folder / "tokenizer.json").write_bytes(tokenizer.to_str(pretty=False).encode("utf-8"))
+    ids = tokenizer.get_vocab(with_added_tokens=True)
+    write_tokenizer_config(folder, ids)
+    return ids
+
+
+def write_tokenizer_config(folder: Path, ids: dict[str, int]) -> None:
+    """tokenizer_config.json; `ids` holds at least the added tokens."""
     specials = [content for content, special in ADDED_TOKENS if special]
     write_json(
         folder / "tokenizer_config.json",
         {
             "add_prefix_space": False,
             "added_tokens_decoder": {
-                str(tokenizer.token_to_id(content)): {
+                str(ids[content]): {
                     "content": content,
                     "lstrip": False,
                     "normalized": False,
@@ -275,7 +289,6 @@ def write_tokenizer(folder: Path) -> dict[str, int]:
             "unk_token": None,
         },
     )
-    return tokenizer.get_vocab(with_added_tokens=True)
 
 
 def corpus() -> list[str]:

@@ -1,0 +1,1 @@
+"""Training the small demonstration model: the architecture of the engine, batched and differentiable."""
