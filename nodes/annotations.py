@@ -14,6 +14,7 @@ Order of the parameters = order of the widgets. Saved workflows store widget val
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -25,15 +26,16 @@ _LONGEST_NUMBER = 40  # characters of a number that came as text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
+class Input(ABC):
     """Common part of all inputs. `optional` inputs may be missing from an API prompt; the Python default is used."""
 
     tooltip: str
     optional: bool = False
     advanced: bool = False
 
+    @abstractmethod
     def type(self) -> Any:
-        raise NotImplementedError
+        """The socket type, or the list of a combo."""
 
     def options(self) -> dict[str, Any]:
         return {}
