@@ -14,8 +14,8 @@ Order of the parameters = order of the widgets. Saved workflows store widget val
 from __future__ import annotations
 
 import inspect
-from abc import ABC, abstractmethod
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
