@@ -11,16 +11,7 @@ for entry in (Path(__file__).resolve().parent, Path(__file__).resolve().parents[
     if str(entry) not in sys.path:
         sys.path.insert(0, str(entry))
 
-from differences import differences_of, summarise  # noqa: E402
-
-
-@pytest.fixture(scope="session")
-def differences(pytestconfig: pytest.Config):
-    return differences_of(pytestconfig)
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    summarise(terminalreporter, config)
+from differences import differences, pytest_terminal_summary  # noqa: E402, F401
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,7 @@
-"""The largest difference of every kind that a session saw: printed at its end, and written as JSON on request."""
+"""The largest difference of every kind that a session saw: printed at its end, and written as JSON on request.
+
+A suite takes part by importing the fixture and the hook into its conftest.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +30,24 @@ class Differences:
 FOUND = pytest.StashKey[Differences]()
 
 
-def differences_of(config: pytest.Config) -> Differences:
+@pytest.fixture(scope="session")
+def differences(pytestconfig: pytest.Config) -> Differences:
+    return _differences_of(pytestconfig)
+
+
+def _differences_of(config: pytest.Config) -> Differences:
     return config.stash.setdefault(FOUND, Differences())
 
 
-def summarise(reporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print the figures once, however many conftest files ask for it, and write them to `A3B_PARITY_REPORT`."""
-    rows = differences_of(config).rows
+    rows = _differences_of(config).rows
     config.stash[FOUND] = Differences()
     if not rows:
         return
-    reporter.section("differences from the reference")
+    terminalreporter.section("differences from the reference")
     for kind, row in rows.items():
-        reporter.write_line(
+        terminalreporter.write_line(
             f"{kind:<46} {row['value']:.3g}  (limit {row['limit']:g}, {row['checks']} checks, worst: {row['where']})")
     target = os.environ.get("A3B_PARITY_REPORT")
     if target:

@@ -19,3 +19,13 @@ def random_checkpoint(repository, tmp_path_factory):
     folder = tmp_path_factory.mktemp("checkpoint") / "random"
     module.make_random_checkpoint(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def engine(random_checkpoint):
+    """The checkpoint loaded. A test that unloads it loads it again."""
+    from a3b_engine import Engine
+
+    engine = Engine.load(random_checkpoint, context=1024)
+    yield engine
+    engine.close()

@@ -1,6 +1,6 @@
 """Stands in for ComfyUI and for the engine in the tests of `nodes/`; import the fixtures you use by name."""
 
-import importlib.util
+import importlib
 import sys
 import types
 from dataclasses import dataclass, field
@@ -8,29 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-
-ROOT = Path(__file__).resolve().parents[2]
-PACK_NAME = "a3b pack under test"  # ComfyUI names packs after their folder, which need not be an identifier
-
-
-def load_pack():
-    """The pack imported by path, as ComfyUI does it; once per process."""
-    if PACK_NAME not in sys.modules:
-        spec = importlib.util.spec_from_file_location(PACK_NAME, ROOT / "__init__.py", submodule_search_locations=[str(ROOT)])
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[PACK_NAME] = module
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[PACK_NAME]
-            raise
-    return sys.modules[PACK_NAME]
+from pack_loader import PACK_MODULE, load_pack
 
 
 def part(dotted):
     """A module of the pack, e.g. part("nodes.host")."""
     load_pack()
-    return importlib.import_module(f"{PACK_NAME}.{dotted}")
+    return importlib.import_module(f"{PACK_MODULE}.{dotted}")
 
 
 class Interrupted(BaseException):

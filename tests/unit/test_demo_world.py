@@ -8,6 +8,7 @@ import re
 
 import numpy as np
 import pytest
+from byte_tokenizer import byte_tokenizer
 from fake_comfy import load_pack, part
 
 from a3b_engine.prompt import Prompt, place_images
@@ -15,7 +16,16 @@ from a3b_engine.script.grammar import comic_json_schema
 from a3b_engine.script.panels import panel_lists
 from a3b_engine.script.parse import parse_script
 from a3b_engine.script.presets import PRESETS
-from tools.demo_model.world import FORM_FACTS, PICTURE_FACTS, STORY_FACTS, WEIGHTS, add, sample, score, traits
+from tools.demo_model.world import (
+    FORM_FACTS,
+    PICTURE_FACTS,
+    STORY_FACTS,
+    WEIGHTS,
+    add,
+    sample,
+    score,
+    traits,
+)
 from tools.demo_model.world.asks import CHOICES, SHORT_NOTES, script_system
 from tools.demo_model.world.draw import draw
 from tools.demo_model.world.facts import read_look
@@ -26,7 +36,6 @@ SCRIPTS = ("script_full", "script_short")
 BOTH = list(itertools.product(SCRIPTS, traits.LANGUAGES))
 ALL = list(itertools.product(WEIGHTS, traits.LANGUAGES))
 CJK = re.compile("[\u4e00-\u9fff]")
-END = 256
 
 
 @pytest.fixture(scope="module")
@@ -224,23 +233,11 @@ def test_outlines_bind_names_to_kinds():
 # ---- scripts
 
 
-class ByteVocabulary:
-    """A toy tokenizer: one token a byte, and an end token."""
-
-    eos_token_id = END
-    bos_token_id = unk_token_id = None
-    tokens = [bytes([value]) for value in range(256)] + [b"<end>"]
-    special_token_ids = [END]
-
-    def __call__(self, text):
-        return list(text.encode("utf-8") if isinstance(text, str) else text)
-
-
 @pytest.fixture(scope="module")
 def matchers():
     """A fresh matcher for a form and counts; grammars are compiled once."""
     llguidance = pytest.importorskip("llguidance")
-    tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteVocabulary()), n_vocab=257, eos_token=END)
+    tokenizer = byte_tokenizer()
     made = {}
 
     def matcher(panels, rounds, brief):

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_comfy import ROOT, comfy, load_pack  # noqa: F401
+from fake_comfy import comfy, load_pack  # noqa: F401
+from pack_loader import ROOT
 
 from tools import make_locales, make_workflows
 

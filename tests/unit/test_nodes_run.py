@@ -1,4 +1,4 @@
-"""The five nodes run one by one with a fake engine and a fake ComfyUI."""
+"""The nodes run one by one with a fake engine and a fake ComfyUI; JSON Parse Panels has a file of its own."""
 
 import inspect
 import json
@@ -7,16 +7,10 @@ import types
 
 import pytest
 import torch
-from fake_comfy import Interrupted, comfy, engine_class, load_pack, part  # noqa: F401
+from fake_comfy import Interrupted, comfy, engine_class, part  # noqa: F401
+from node_runs import NODES, errors, parse, run, widgets
 
-NODES = load_pack().NODE_CLASS_MAPPINGS
-errors = part("a3b_engine.errors")
 Prompt = part("a3b_engine.prompt").Prompt
-
-
-def run(node_id, **inputs):
-    node = NODES[node_id]
-    return getattr(node(), node.FUNCTION)(**inputs)
 
 
 @pytest.fixture
@@ -24,12 +18,6 @@ def model(comfy, engine_class):
     comfy.add_checkpoint(comfy.models_dir / "LLM", "Qwen/q")
     (handle,) = run("A3BLoadModel", **widgets("A3BLoadModel"), checkpoint="Qwen\\q")
     return handle
-
-
-def widgets(node_id):
-    """Defaults of the required widgets that have one: what the editor sends for an untouched node."""
-    required = NODES[node_id].INPUT_TYPES()["required"]
-    return {name: options["default"] for name, (_, options) in required.items() if "default" in options}
 
 
 def engine_of(handle):
@@ -349,80 +337,6 @@ def test_a_budget_spent_thinking_is_shown_and_reaches_the_parser(model, engine_c
     assert "token limit reached while thinking" in out["ui"]["text"][0]
     with pytest.raises(errors.ScriptError, match="token limit reached while thinking"):
         parse(text=text, stats=stats)
-
-
-# JSON Parse Panels
-
-SCRIPT = {
-    "title": "T",
-    "dialogue": [{"panel": 2, "speaker": "Mina", "line": "Hello", "emotion_tag": "calm"}],
-    "panels": [
-        {"index": 1, "shot": "wide", "action": "lands", "visual_prompt": "a seaplane lands on a flooded street", "caption": "Morning."},
-        {"index": 2, "shot": "close", "action": "waves", "visual_prompt": "a pilot waves"},
-        {"index": 3, "shot": "medium", "action": "reads", "visual_prompt": "an old man reads a letter"},
-    ],
-}
-
-
-def parse(**inputs):
-    return run("A3BParsePanels", **{**widgets("A3BParsePanels"), **inputs})
-
-
-def named(out):
-    return dict(zip(NODES["A3BParsePanels"].RETURN_NAMES, out["result"]))
-
-
-def test_lists_have_one_length_and_blanks_where_something_is_missing():
-    """U09, U10, U12"""
-    out = named(parse(text=json.dumps(SCRIPT), panel_count=3, style_suffix="ink"))
-    lists = [out[name] for name in ("prompt", "negative", "caption", "dialogue", "seed", "width", "height", "index")]
-    assert [len(items) for items in lists] == [3] * 8
-    assert all(type(items) is list for items in lists)
-    assert out["count"] == 3 and out["index"] == [1, 2, 3] and out["caption"] == ["Morning.", "", ""]
-    assert "Hello" in out["dialogue"][1] and out["dialogue"][0] == ""
-    assert all("ink" in prompt for prompt in out["prompt"]) and "seaplane" in out["prompt"][0]
-    assert json.loads(out["script"])["title"] == "T"
-    assert "seaplane" in out["joined"] and isinstance(out["report"], str)
-
-
-def test_values_have_the_types_their_sockets_promise():
-    node = NODES["A3BParsePanels"]
-    expected = {"STRING": str, "INT": int}
-    for kind, is_list, value in zip(node.RETURN_TYPES, node.OUTPUT_IS_LIST, parse(text=json.dumps(SCRIPT))["result"]):
-        assert all(type(item) is expected[kind] for item in (value if is_list else [value]))
-
-
-def test_a_refusal_stops_or_becomes_a_neutral_panel_never_a_prompt():
-    refusal = "I am sorry, but I cannot help with that."
-    with pytest.raises(errors.ScriptError, match="^text: "):
-        parse(text=refusal)
-    out = named(parse(text=refusal, on_error="placeholder"))
-    assert not any("sorry" in prompt for prompt in out["prompt"]) and len(out["prompt"]) >= 1
-
-
-def test_a_cut_answer_is_refused_kept_or_filled_up():
-    whole = json.dumps(SCRIPT)
-    cut = whole[: whole.index("an old man")]
-    stats = json.dumps({"finish_reason": "length", "status": "token limit reached: raise it"})
-    with pytest.raises(errors.ScriptError, match="^text: token limit reached: raise it"):
-        parse(text=cut, stats=stats)
-    kept = named(parse(text=cut, stats=stats, on_error="keep"))
-    assert kept["index"] == [1, 2] and kept["report"].startswith("warning: answer: token limit reached")
-    filled = named(parse(text=cut, stats=stats, on_error="placeholder", panel_count=5))
-    assert filled["count"] == 5
-
-
-def test_a_reason_is_only_added_when_the_answer_did_not_end_well():
-    with pytest.raises(errors.ScriptError) as caught:
-        parse(text="no json", stats=json.dumps({"finish_reason": "stop", "status": "complete: 5 tokens."}))
-    assert "complete" not in str(caught.value)
-    for odd in ("not json", "[]", "null", "[" * 100_000, '{"finish_reason": "length", "status": 3}', '{"finish_reason": "length"}'):
-        with pytest.raises(errors.ScriptError, match="no JSON"):
-            parse(text="no json", stats=odd)
-
-
-def test_shown_text_is_for_people():
-    assert "seaplane" in parse(text=json.dumps(SCRIPT))["ui"]["text"][0]
 
 
 def test_nothing_of_the_fakes_is_left_behind():

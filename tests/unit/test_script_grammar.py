@@ -4,6 +4,7 @@ import json
 import random
 
 import pytest
+from byte_tokenizer import END, byte_tokenizer
 
 from a3b_engine.errors import GrammarError
 from a3b_engine.script.grammar import comic_json_schema
@@ -11,25 +12,12 @@ from a3b_engine.script.panels import panel_lists
 from a3b_engine.script.parse import parse_script
 
 llguidance = pytest.importorskip("llguidance")
-END = 256
 QUOTE = ord('"')
-
-
-class ByteVocabulary:
-    """A toy tokenizer: one token a byte, and an end token."""
-
-    eos_token_id = END
-    bos_token_id = unk_token_id = None
-    tokens = [bytes([value]) for value in range(256)] + [b"<end>"]
-    special_token_ids = [END]
-
-    def __call__(self, text):
-        return list(text.encode("utf-8") if isinstance(text, str) else text)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(ByteVocabulary()), n_vocab=257, eos_token=END)
+    return byte_tokenizer()
 
 
 def matcher(schema, tokenizer):
