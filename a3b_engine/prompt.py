@@ -25,7 +25,8 @@ class Prompt:
     user: the text to answer, with `[[IMG]]` markers. system: instructions, put first whatever the order of `history`.
     images: pictures in input order (ImageFeatures, or anything countable here). history: earlier turns, oldest first,
     each {"role": "user" | "assistant" | "system", "content": str}. label_images: write "Picture N: " before each picture,
-    N being its place in `images`.
+    N being its place in `images`. form: what the instructions ask for, as a hint to the caller ("comic script", "text",
+    or "" for unknown); it never reaches the model.
     """
 
     user: str = ""
@@ -33,6 +34,7 @@ class Prompt:
     images: Sequence[Any] = ()
     history: Sequence[Mapping[str, str]] = ()
     label_images: bool = False
+    form: str = ""
 
     def __post_init__(self) -> None:
         for name in ("user", "system"):

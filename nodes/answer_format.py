@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 
 from ..a3b_engine.errors import GrammarError
+from ..a3b_engine.prompt import Prompt
 from ..a3b_engine.script.grammar import comic_json_schema
 
 TEXT, COMIC_SCRIPT, JSON_SCHEMA, REGEX, SHORT_SCRIPT = "text", "comic script", "JSON schema", "regex", "short comic script"
-FORMATS = (TEXT, COMIC_SCRIPT, JSON_SCHEMA, REGEX, SHORT_SCRIPT)
+BY_PRESET = "as the preset asks"
+FORMATS = (TEXT, COMIC_SCRIPT, JSON_SCHEMA, REGEX, SHORT_SCRIPT, BY_PRESET)
+
+
+def chosen_format(widget: str, prompt: Prompt) -> str:
+    """The format to answer in: the widget's, or that of the preset the prompt was built with."""
+    return (prompt.form or TEXT) if widget == BY_PRESET else widget
 
 
 def constraint(kind: str, panels: int, rounds: int, schema: str, regex: str) -> dict:

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from ..a3b_engine.errors import PromptError
 from ..a3b_engine.prompt import Prompt, build_messages
-from ..a3b_engine.script.presets import PRESETS
+from ..a3b_engine.script.presets import JOBS, PRESETS
 from .annotations import Choice, Flag, Output, Socket, Text, node
-from .comic_instructions import comic_instructions
+from .instructions import form_of, preset_instructions
 from .sockets import A3B_IMAGES, A3B_PROMPT
 
 AS_ASKED = "as in the text"
@@ -20,7 +20,7 @@ LANGUAGES = (AS_ASKED, "English", "Chinese", "Japanese", "Korean", "French", "Ge
     "A3BBuildPrompt",
     "Build [[IMG]] Prompt",
     category="A3B",
-    search=("prompt", "system prompt", "story", "comic", "manga"),
+    search=("prompt", "system prompt", "story", "comic", "manga", "caption", "describe", "tags", "translate", "ocr"),
 )
 def A3BBuildPrompt(
     text: Annotated[
@@ -32,7 +32,7 @@ def A3BBuildPrompt(
     ] = "",
     system: Annotated[str, Text(tooltip="Standing instructions. A preset below is put before them.")] = "",
     language: Annotated[
-        str, Choice(LANGUAGES, tooltip="Language of the answer. For a comic script: of captions and dialogue; image prompts stay English.")
+        str, Choice(LANGUAGES, tooltip="Language of the answer. For a comic script: of captions and dialogue; image prompts stay English. For translate: the one to translate into.")
     ] = AS_ASKED,
     label_images: Annotated[
         bool, Flag(tooltip='Writes "Picture 1: " and so on before each picture, so that the text can speak of them by number.')
@@ -41,10 +41,11 @@ def A3BBuildPrompt(
     preset: Annotated[
         str,
         Choice(
-            (NO_PRESET, *PRESETS),
+            (NO_PRESET, *PRESETS, *JOBS),
             optional=True,
-            tooltip="Ready instructions for a comic script. Generate puts its own panels and rounds where {{panels}} and "
-            "{{rounds}} stand in them.",
+            tooltip="Ready instructions. Comics: manga to children; Generate puts its own panels and rounds where {{panels}} "
+            "and {{rounds}} stand in them. Plain jobs: describe or tags of the picture, enhance_image / enhance_video for a "
+            "prompt, read_text (in the picture), translate.",
         ),
     ] = NO_PRESET,
 ) -> tuple[
@@ -56,11 +57,11 @@ def A3BBuildPrompt(
     if not text.strip() and not images and (preset != NO_PRESET or not system.strip()):
         raise PromptError("text: is empty and no image is connected. Write a story or a question, or connect an image")
     chosen = None if language == AS_ASKED else language
-    instructions = [] if preset == NO_PRESET else [comic_instructions(preset, chosen)]
+    instructions = [] if preset == NO_PRESET else [preset_instructions(preset, chosen)]
     instructions += [system] if system.strip() else []
     if chosen and preset == NO_PRESET:
         instructions.append(f"Answer in {chosen}.")
-    prompt = Prompt(user=text, system="\n\n".join(instructions), images=tuple(images or ()), label_images=label_images)
+    prompt = Prompt(user=text, system="\n\n".join(instructions), images=tuple(images or ()), label_images=label_images, form=form_of(preset))
     return prompt, _preview(prompt)
 
 

@@ -11,8 +11,8 @@ from ..a3b_engine.sampling import SamplingParams
 from ..a3b_engine.script.grammar import MAX_GRAMMAR_PANELS, MAX_GRAMMAR_ROUNDS
 from . import host, residency
 from .annotations import Choice, Flag, Float, Int, Output, Shown, Socket, Text, node
-from .answer_format import FORMATS, constraint, stop_texts
-from .comic_instructions import with_counts
+from .answer_format import BY_PRESET, FORMATS, SHORT_SCRIPT, chosen_format, constraint, stop_texts
+from .instructions import with_choices
 from .sampling_presets import CUSTOM, PRESET_NAMES, chosen_numbers, preset_table
 from .sockets import A3B_MODEL, A3B_PROMPT, ModelHandle
 
@@ -81,9 +81,10 @@ def A3BGenerate(
         Choice(
             FORMATS,
             tooltip="text: free. comic script: JSON with exactly the panels below; the short one has fewer fields and takes a "
-            "quarter of the time. JSON schema / regex: your own, from the widgets below. All but text are enforced on every token.",
+            "quarter of the time. JSON schema / regex: your own, from the widgets below. All but text are enforced on every "
+            f"token. {BY_PRESET}: comic script for a comic preset of Build, text for all else.",
         ),
-    ] = "comic script",
+    ] = BY_PRESET,
     panels: Annotated[
         int, Int(1, MAX_GRAMMAR_PANELS, tooltip="Number of panels. Counts only when format is a comic script.")
     ] = 4,
@@ -128,8 +129,9 @@ def A3BGenerate(
         thinking_budget=thinking_budget or None,
         **numbers,
     )
-    rules = constraint(format, panels, rounds, schema, regex)
-    prompt = with_counts(prompt, panels, rounds)
+    kind = chosen_format(format, prompt)
+    rules = constraint(kind, panels, rounds, schema, regex)
+    prompt = with_choices(prompt, panels, rounds, short=kind == SHORT_SCRIPT)
 
     # Rendering needs no weights: a bad prompt fails here, before anything else has to leave the device.
     engine = residency.open_engine(model)

@@ -1,6 +1,6 @@
-"""System texts that ask a model for a comic script, and the user text that holds the story.
+"""System texts that ask a model for a comic script or for one of the plain jobs done daily with pictures and prompts.
 
-The texts are the UTF-8 files in `preset_texts/`: one a preset and language, and the rules shared by all.
+The texts are the UTF-8 files in `preset_texts/`: one a preset and language, and the rules that all comics share.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Iterable, NamedTuple
 
 from ..errors import PromptError
 
 TEXT_LANGUAGES = ("en", "zh")  # of the instructions themselves
 _FIELD = re.compile(r"\{\{(\w+)\}\}")
+_IF_SHORT = re.compile(r"\{\{short\|([^{}]*)\}\}")
 _STORY_HEADS = {"en": "Story:", "zh": "\u6545\u4e8b\uff1a"}
 _COUNTS = {
     "en": "Write {{panels}} panels and {{rounds}} rows of dialogue.",
@@ -35,6 +36,15 @@ PRESETS: dict[str, Preset] = {
     "storyboard": Preset("Storyboard", "ltr"),
     "children": Preset("Children's book", "ltr"),
 }
+# What people do daily with a vision model beside an image model. The answer is plain text.
+JOBS: dict[str, str] = {
+    "describe": "Describe the picture",
+    "tags": "Tags of the picture",
+    "enhance_image": "Enhance my prompt for an image model",
+    "enhance_video": "Enhance my prompt for a video model",
+    "read_text": "Read the text in the picture",
+    "translate": "Translate",
+}
 
 
 def system_prompt(
@@ -45,14 +55,17 @@ def system_prompt(
     dialogue_language: str = "English",
     prompt_language: str = "English",
     text_language: str = "en",
+    short: bool | None = False,
 ) -> str:
-    """The system text of a preset. `dialogue_language` and `prompt_language` are chosen apart, as words ("English");
-    `text_language` (en, zh) is the language of the instructions. Counts may be given as text, such as `{{panels}}` to be
-    filled later. Raises PromptError for an unknown name."""
-    if preset not in PRESETS:
-        raise PromptError(f"preset: {preset!r} is not known. Use one of {', '.join(PRESETS)}.")
-    _check_language(text_language)
+    """The system text of a comic preset. `dialogue_language` and `prompt_language` are chosen apart, as words
+    ("English"); `text_language` (en, zh) is the language of the instructions. `short`: ask for the short form of
+    `comic_json_schema(brief=True)`; None leaves that open for `choose_form`. Counts may be given as text, such as
+    `{{panels}}` to be filled later. Raises PromptError for an unknown name."""
+    _check("preset", preset, PRESETS)
+    _check("text_language", text_language, TEXT_LANGUAGES)
     text = f"{_text(preset, text_language)}\n{_text('rules', text_language)}"
+    if short is not None:
+        text = choose_form(text, short)
     return fill(
         text,
         panels=str(panels),
@@ -63,9 +76,21 @@ def system_prompt(
     ).strip()
 
 
+def job_prompt(job: str, *, answer_language: str = "English", text_language: str = "en") -> str:
+    """The system text of one of `JOBS`; `answer_language` as a word. Raises PromptError for an unknown name."""
+    _check("job", job, JOBS)
+    _check("text_language", text_language, TEXT_LANGUAGES)
+    return fill(_text(job, text_language), answer_language=answer_language).strip()
+
+
+def choose_form(text: str, short: bool) -> str:
+    """Keep what stands in `{{short|...}}` for the short form of a script; drop it for the full one."""
+    return _IF_SHORT.sub(lambda found: found[1] if short else "", text)
+
+
 def compose_user_text(story: str, *, panels: int | None = None, rounds: int | None = None, text_language: str = "en") -> str:
     """The user text: the story as it stands (braces and `[[IMG]]` markers too), then the counts if given."""
-    _check_language(text_language)
+    _check("text_language", text_language, TEXT_LANGUAGES)
     parts = [f"{_STORY_HEADS[text_language]}\n{story.strip()}"]
     if panels is not None and rounds is not None:
         parts.append(fill(_COUNTS[text_language], panels=str(panels), rounds=str(rounds)))
@@ -77,9 +102,9 @@ def fill(text: str, **values: str) -> str:
     return _FIELD.sub(lambda found: values.get(found[1], found[0]), text)
 
 
-def _check_language(text_language: str) -> None:
-    if text_language not in TEXT_LANGUAGES:
-        raise PromptError(f"text_language: {text_language!r} is not known. Use one of {', '.join(TEXT_LANGUAGES)}.")
+def _check(argument: str, value: str, known: Iterable[str]) -> None:
+    if value not in known:
+        raise PromptError(f"{argument}: {value!r} is not known. Use one of {', '.join(known)}.")
 
 
 @lru_cache(maxsize=None)

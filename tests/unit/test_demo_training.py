@@ -57,7 +57,7 @@ def trained(tokenizer):
     trainer = Trainer(ModelConfig.from_dict(config), replace(Recipe(), rate=3e-3, warmup_steps=1), CPU)
     weights = np.ones(trainer.network.config.text.vocab_size, dtype=np.float32)
     encoded = [encoder.encode(lesson) for lesson in lessons]
-    batch = to_device(make_batch(encoded, [lesson.picture for lesson in lessons], weights, encoder.pad_id), GRID, CPU)
+    batch = to_device(make_batch(encoded, lessons, weights, encoder.pad_id), GRID, CPU)
     losses = [float(trainer.step(batch, 0.0)) for _ in range(3)]
     return trainer, config, encoder, lessons, encoded, batch, losses
 
@@ -206,4 +206,4 @@ def test_smoke_command(tmp_path, repository):
     command = [sys.executable, str(repository / "tools/demo_model/training/train.py"), "--smoke", "--small", "--workers", "1"]
     done = subprocess.run([*command, "--out", str(tmp_path / "out"), "--device", "cpu"], capture_output=True, text=True, timeout=300, encoding="utf-8")
     assert done.returncode == 0, done.stderr
-    assert "exported" in done.stdout and "resumed behind step 8 of 8" in done.stdout
+    assert "exported" in done.stdout and "resumed behind step 12 of 12" in done.stdout

@@ -26,7 +26,7 @@ from tools.demo_model.world import (
     score,
     traits,
 )
-from tools.demo_model.world.asks import CHOICES, SHORT_NOTES, script_system
+from tools.demo_model.world.asks import CHOICES, job_system, script_system
 from tools.demo_model.world.draw import draw
 from tools.demo_model.world.facts import read_look
 from tools.demo_model.world.scene import is_held_out, make_scene
@@ -194,19 +194,26 @@ def test_what_is_only_told_is_not_drawn():
 
 def test_system_texts_are_those_of_the_nodes():
     build = load_pack().NODE_CLASS_MAPPINGS["A3BBuildPrompt"]
-    with_counts = part("nodes.comic_instructions").with_counts
+    with_choices = part("nodes.instructions").with_choices
     node = build()
-    for preset, choice, note in itertools.product(PRESETS, CHOICES, ("", *SHORT_NOTES.values())):
-        widgets = {"text": "x", "system": note, "language": choice or "as in the text", "label_images": False, "preset": preset}
+
+    def built(preset, choice):
+        widgets = {"text": "x", "system": "", "language": choice or "as in the text", "label_images": False, "preset": preset}
         prompt = getattr(node, build.FUNCTION)(**widgets)
-        prompt = prompt["result"][0] if isinstance(prompt, dict) else prompt[0]
-        assert with_counts(prompt, 3, 4).system == script_system(preset, choice, 3, 4, note)
+        return prompt["result"][0] if isinstance(prompt, dict) else prompt[0]
+
+    for preset, choice, short in itertools.product(PRESETS, CHOICES, (False, True)):
+        assert with_choices(built(preset, choice), 3, 4, short).system == script_system(preset, choice, 3, 4, short)
+    for job in ("describe", "tags"):
+        assert built(job, None).system == job_system(job, "en")
+        assert built(job, "Chinese").system == job_system(job, "zh")
 
 
 def test_requests_hold_one_picture_and_tell_nothing_that_must_be_seen(lessons):
     for lesson in lessons:
         parts = place_images(lesson.user, 1)
-        assert parts.count(0) == 1 and len(parts) == 2
+        assert parts.count(0) == 1 and len(parts) == 1 + bool(lesson.user)
+        assert lesson.user or lesson.kind in ("describe", "tags")  # whose preset asks already
         Prompt(user=lesson.user, system=lesson.system, images=(lesson.picture,))
         if lesson.kind in SCRIPTS:
             told = re.findall(r"[a-z]+", lesson.user.lower())
@@ -298,7 +305,7 @@ def test_the_right_answer_has_every_fact_right(kind, language):
         lesson = sample(seed, held_out=seed % 2 == 0, kind=kind, language=language)
         total = add(total, score(lesson.answer, lesson.facts))
     assert total and all(right == asked for right, asked in total.values()), total
-    assert set(total) <= {*PICTURE_FACTS, *STORY_FACTS, *FORM_FACTS}
+    assert set(total) <= ({"tag"} if kind == "tags" else {*PICTURE_FACTS, *STORY_FACTS, *FORM_FACTS})
     if kind in SCRIPTS:
         assert {*FORM_FACTS, *STORY_FACTS, *PICTURE_FACTS} - set(total) <= {"count"}
     elif kind == "inventory":
@@ -315,7 +322,7 @@ def test_another_picture_s_answer_scores_low(kind, language):
     for seed in range(25):
         lesson, other = (sample(seed + step, kind=kind, language=language) for step in (0, 1000))
         total = add(total, score(other.answer, lesson.facts))
-    names = [name for name in ("colour", "clothing", "expression", "place", "time", "weather", "prop", "event") if name in total]
+    names = [name for name in ("colour", "clothing", "expression", "place", "time", "weather", "prop", "event", "tag") if name in total]
     assert names and all(total[name][0] / total[name][1] < 0.75 for name in names), total
 
 

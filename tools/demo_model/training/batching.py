@@ -8,7 +8,8 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Batching:
-    """tokenizer: its folder. Lessons are the seeds seed * 2**32 + group * n, from group `first_group` on."""
+    """tokenizer: its folder. Lessons are the seeds seed * 2**32 + group * n, from group `first_group` on, of `kinds` in
+    these shares; none: pictures without words, `batch_lessons` of them in each batch."""
 
     tokenizer: Path
     image_tokens: int
@@ -20,3 +21,4 @@ class Batching:
     batch_lessons: int
     batch_tokens: int
     trait_weight: float
+    kinds: dict[str, float]

@@ -29,17 +29,18 @@ FIRST_SEED = 1 << 41  # beyond every training seed's group
 AT_ONCE = 128
 MOST_TOKENS = 1100
 SCRIPTS = ("script_full", "script_short")
+LOOKS = ("inventory", "question", "describe", "tags")
 
 
 def evaluate(network: Network, encoder: Encoder, lessons: int, *, most: int = MOST_TOKENS, show: int = 0) -> dict[str, Any]:
-    """Scores of `lessons` held-out scripts (full and short ones in turn) and as many questions and lists.
+    """Scores of `lessons` held-out scripts (full and short ones in turn) and as many requests about pictures alone.
 
     Per fact {"right", "asked", "share"}; over picture and story facts together; strictly valid JSON with the right
     number of panels.
     """
     began = time.perf_counter()
     scripts = _measure(network, encoder, [_script(number) for number in range(lessons)], most, show)
-    looks = _measure(network, encoder, [sample(FIRST_SEED + 2 * lessons + n, True, ("inventory", "question")[n % 2]) for n in range(lessons)], 160, 0)
+    looks = _measure(network, encoder, [sample(FIRST_SEED + 2 * lessons + n, True, LOOKS[n % len(LOOKS)]) for n in range(lessons)], 200, 0)
     return {"lessons": lessons, "scripts": scripts, "pictures": looks, "seconds": round(time.perf_counter() - began, 1)}
 
 

@@ -23,26 +23,35 @@ AHEAD = 4  # batches on the device before they are needed
 
 @dataclass
 class Batch:
-    """Tensors on the device, as `lessons.make_batch` describes them; positions int64 [3, B, L]."""
+    """Tensors on the device, as `lessons.make_batch` describes them; positions int64 [3, B, L]. Without `ids` it is
+    pictures and what is drawn on them, no words."""
 
-    ids: torch.Tensor
     pictures: torch.Tensor
-    starts: torch.Tensor
-    lengths: torch.Tensor
-    where: torch.Tensor
-    targets: torch.Tensor
-    weights: torch.Tensor
-    positions: torch.Tensor
+    labels: torch.Tensor
+    ids: torch.Tensor | None = None
+    starts: torch.Tensor | None = None
+    lengths: torch.Tensor | None = None
+    where: torch.Tensor | None = None
+    targets: torch.Tensor | None = None
+    weights: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
     group: int = 0
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.pictures)
+
+    @property
+    def tokens(self) -> int:
+        """Padding included."""
+        return 0 if self.ids is None else self.ids.numel()
 
 
 def to_device(arrays: dict[str, np.ndarray], grid: tuple[int, int], device: torch.device, group: int = 0) -> Batch:
     """Copy the arrays of a batch; they may be overwritten afterwards."""
-    positions = batch_positions(arrays["starts"].tolist(), arrays["ids"].shape[1], grid).to(device)
-    return Batch(**{name: torch.from_numpy(array).to(device, copy=True) for name, array in arrays.items()}, positions=positions, group=group)
+    batch = Batch(**{name: torch.from_numpy(array).to(device, copy=True) for name, array in arrays.items()}, group=group)
+    if batch.ids is not None:
+        batch.positions = batch_positions(arrays["starts"].tolist(), arrays["ids"].shape[1], grid).to(device)
+    return batch
 
 
 class Feeder:

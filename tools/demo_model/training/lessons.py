@@ -15,8 +15,11 @@ from typing import Any, Iterator
 import numpy as np
 
 from tools.demo_model.world import sample
+from tools.demo_model.world.draw import draw
+from tools.demo_model.world.scene import make_scene
 
 from .batching import Batching
+from .looks import LABELS, labels
 from .tokens import Encoder, trait_weights
 
 ALIGNMENT = 64
@@ -25,13 +28,18 @@ ALIGNMENT = 64
 def slot_bytes(plan: Batching) -> int:
     """Room for the largest batch."""
     pictures = plan.batch_lessons * plan.side**2 * 3
-    return pictures + 24 * plan.batch_tokens + 64 * plan.batch_lessons + 4096
+    return pictures + 24 * plan.batch_tokens + (64 + 8 * LABELS) * plan.batch_lessons + 4096
 
 
 def group_batches(plan: Batching, encoder: Encoder, weights: np.ndarray, group: int) -> Iterator[dict[str, np.ndarray]]:
     """The lessons of one group of seeds, sorted by length and cut into batches, in random order."""
     first = plan.seed * (1 << 32) + group * plan.group
-    lessons = [sample(seed) for seed in range(first, first + plan.group)]
+    if not plan.kinds:
+        for start in range(first, first + plan.group, plan.batch_lessons):
+            scenes = [make_scene(seed) for seed in range(start, min(start + plan.batch_lessons, first + plan.group))]
+            yield {"pictures": np.stack([draw(scene) for scene in scenes]), "labels": np.stack([labels(scene) for scene in scenes])}
+        return
+    lessons = [sample(seed, weights=plan.kinds) for seed in range(first, first + plan.group)]
     pairs = sorted(((encoder.encode(lesson), lesson) for lesson in lessons), key=lambda pair: len(pair[0]))
     batches: list[list] = []
     while pairs:
@@ -43,7 +51,7 @@ def group_batches(plan: Batching, encoder: Encoder, weights: np.ndarray, group: 
         del pairs[-count:]
     random.Random(first).shuffle(batches)
     for batch in batches:
-        yield make_batch([one[0] for one in batch], [one[1].picture for one in batch], weights, encoder.pad_id)
+        yield make_batch([one[0] for one in batch], [one[1] for one in batch], weights, encoder.pad_id)
 
 
 def padded_length(length: int) -> int:
@@ -51,9 +59,10 @@ def padded_length(length: int) -> int:
     return -(-length // 64) * 64
 
 
-def make_batch(encoded: list, pictures: list[np.ndarray], weights: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
+def make_batch(encoded: list, lessons: list, weights: np.ndarray, pad_id: int) -> dict[str, np.ndarray]:
     """ids [B, L] and pictures [B, S, S, 3] with the image tokens from `starts` [B] on, `lengths` [B]; `where` [M] are the
-    flat places whose next token is an answer's, `targets` [M] those tokens, `weights` [M] their weights in the loss."""
+    flat places whose next token is an answer's, `targets` [M] those tokens, `weights` [M] their weights in the loss;
+    labels [B, LABELS] what is drawn."""
     length = padded_length(max(map(len, encoded)))
     ids = np.full((len(encoded), length), pad_id, dtype=np.int64)
     where, targets = [], []
@@ -64,7 +73,8 @@ def make_batch(encoded: list, pictures: list[np.ndarray], weights: np.ndarray, p
     joined = np.concatenate(targets).astype(np.int64)
     return {
         "ids": ids,
-        "pictures": np.stack(pictures),
+        "pictures": np.stack([lesson.picture for lesson in lessons]),
+        "labels": np.stack([labels(lesson.scene) for lesson in lessons]),
         "starts": np.array([one.start for one in encoded], dtype=np.int64),
         "lengths": np.array([len(one) for one in encoded], dtype=np.int64),
         "where": np.concatenate(where),

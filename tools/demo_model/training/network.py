@@ -56,10 +56,12 @@ class DecodeState:
 
 @dataclass
 class Trace:
-    """Router statistics of one pass: mean of E * sum(load * probability) over layers is 1 when experts are used evenly."""
+    """What the losses beside that of words need of one pass. Router statistics: the mean of E * sum(load * probability)
+    over layers is 1 when experts are used evenly."""
 
     valid: torch.Tensor  # float [B, T], 1 on real tokens
     balance: list[torch.Tensor] = field(default_factory=list)
+    features: torch.Tensor | None = None  # of the pictures, [B, rows * columns, D]
 
 
 def convolve(history: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
@@ -106,13 +108,17 @@ class Network:
         self.text = BatchedText(config.text, self.weights)
         self.vision = VisionTower(config.vision, self.weights)
 
-    def embed(self, ids: torch.Tensor, pictures: torch.Tensor, starts: torch.Tensor, keep: torch.Tensor | None = None) -> torch.Tensor:
+    def embed(
+        self, ids: torch.Tensor, pictures: torch.Tensor, starts: torch.Tensor, keep: torch.Tensor | None = None, trace: Trace | None = None
+    ) -> torch.Tensor:
         """ids int64 [B, T], pictures uint8 [B, S, S, 3] whose tokens begin at `starts` int64 [B] -> float32 [B, T, D]."""
-        features, (rows, columns) = self.vision.encode_pictures(pictures)
+        features = self.vision.encode_pictures(pictures)[0]
+        if trace is not None:
+            trace.features = features
         x = self.text.embed(ids)
         if keep is not None:
             x = x * keep[..., None]
-        places = starts[:, None] + torch.arange(rows * columns, device=ids.device)
+        places = starts[:, None] + torch.arange(features.shape[1], device=ids.device)
         batch = torch.arange(len(ids), device=ids.device)[:, None]
         return x.index_put((batch, places), features.to(x.dtype))
 
@@ -123,7 +129,7 @@ class Network:
 
     def forward(self, ids: torch.Tensor, pictures: torch.Tensor, starts: torch.Tensor, positions: torch.Tensor, trace: Trace | None = None) -> torch.Tensor:
         """Hidden states [B, T, D] of sequences padded behind their end; positions int64 [3, B, T]."""
-        return self.text.forward_batch(self.embed(ids, pictures, starts), positions, trace=trace)
+        return self.text.forward_batch(self.embed(ids, pictures, starts, trace=trace), positions, trace=trace)
 
 
 def batch_positions(starts: list[int], length: int, grid: tuple[int, int]) -> torch.Tensor:

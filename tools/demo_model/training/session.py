@@ -23,7 +23,7 @@ from .batching import Batching
 from .evaluate import evaluate
 from .feeder import Feeder
 from .network import Pointwise
-from .recipe import SIDE, Recipe, demo_config
+from .recipe import SIDE, Phase, Recipe, demo_config
 from .store import StateFile, read_weights, save_weights
 from .tokens import BPE_SIZE, TOKENIZER_LESSONS, Encoder, training_texts
 from .trainer import Trainer
@@ -67,6 +67,7 @@ class Session:
         side = self.config.vision.patch_size * self.config.vision.spatial_merge_size
         self.grid = (SIDE // side, SIDE // side)
         self.elapsed, self.next_group, self.lessons, self.history = 0.0, 0, 0, []
+        self.phases: dict[str, int] = {}  # steps that each phase took
         self.state_file = StateFile(options.work)
         if not options.resume:
             (options.work / "train.log").unlink(missing_ok=True)
@@ -92,7 +93,7 @@ class Session:
             trainer = Trainer(self.config, self.recipe, self.device, state["trainer"]["weights"])
             trainer.load(state["trainer"])
             self.elapsed, self.next_group = state["elapsed"], state["next_group"]
-            self.lessons, self.history = state["lessons"], state["history"]
+            self.lessons, self.history, self.phases = state["lessons"], state["history"], state["phases"]
             return trainer
         record = self.options.out / "run.json"
         if self.options.resume and record.is_file():
@@ -100,7 +101,7 @@ class Session:
             trainer = Trainer(self.config, self.recipe, self.device, read_weights(self.options.out)[1])
             trainer.steps = trainer.started_at = past["steps"]
             self.elapsed, self.next_group, self.lessons = past["elapsed_seconds"], past["next_group"], past["lessons"]
-            self.history = past["loss_history"]
+            self.history, self.phases = past["loss_history"], past["phases"]
             return trainer
         return Trainer(self.config, self.recipe, self.device)
 
@@ -108,12 +109,17 @@ class Session:
         """From here on with fused elementwise kernels; the first steps compile them."""
         self.trainer.network.text.pointwise = Pointwise.compiled()
 
+    @property
+    def phase(self) -> Phase:
+        return self.recipe.phase(self.elapsed / self.total_seconds)
+
     def feeder(self) -> Feeder:
-        recipe = self.recipe
+        """Lessons of the present phase."""
+        recipe, kinds = self.recipe, self.phase.kinds
         plan = Batching(
             tokenizer=self.options.work, image_tokens=self.grid[0] * self.grid[1], vocab_size=self.config.text.vocab_size, side=SIDE,
-            seed=recipe.seed, first_group=self.next_group, group=recipe.group, batch_lessons=recipe.batch_lessons,
-            batch_tokens=recipe.batch_tokens, trait_weight=recipe.trait_weight,
+            seed=recipe.seed, first_group=self.next_group, group=recipe.group, batch_lessons=recipe.batch_lessons if kinds else recipe.batch_pictures,
+            batch_tokens=recipe.batch_tokens, trait_weight=recipe.trait_weight, kinds=kinds,
         )  # fmt: skip
         return Feeder(plan, self.grid, self.device, self.options.workers)
 
@@ -125,18 +131,31 @@ class Session:
     def done(self) -> bool:
         return self.elapsed >= self.total_seconds
 
-    def train(self, feeder: Feeder, *, max_steps: int | None = None) -> None:
-        """Steps until the planned time, this call's time or `max_steps` is used up; saves the state at the end."""
+    def run(self) -> None:
+        """Train through the phases until the planned time or this call's time is used up."""
         piece_end = self.elapsed + self.options.piece_minutes * 60
+        while self.elapsed < min(self.total_seconds, piece_end):
+            phase = self.phase
+            self.log(f"phase {phase.name} from step {self.trainer.steps}, second {self.elapsed:.0f}")
+            with self.feeder() as feeder:
+                self.train(feeder, until=min(phase.until * self.total_seconds, piece_end))
+
+    def train(self, feeder: Feeder, *, until: float = math.inf, max_steps: int | None = None) -> None:
+        """Steps on lessons of one phase until `until` seconds of training or `max_steps`; saves the state at the end."""
+        phase = self.phase
+        if phase.name not in self.phases:
+            self.phases[phase.name] = 0
+            self.trainer.warm_up()
         batch = next(feeder)  # the clock starts when the workers are up
         clock = saved = logged = time.perf_counter()
         losses: list[torch.Tensor] = []
         seen = tokens = steps = 0
         waited = 0.0
         flight: deque = deque()
-        while self.elapsed < min(self.total_seconds, piece_end) and (max_steps is None or steps < max_steps):
+        while self.elapsed < until and (max_steps is None or steps < max_steps):
             losses.append(self.trainer.step(batch, self.elapsed / self.total_seconds))
-            seen, tokens, steps = seen + len(batch), tokens + batch.ids.numel(), steps + 1
+            seen, tokens, steps = seen + len(batch), tokens + batch.tokens, steps + 1
+            self.phases[phase.name] += 1
             self.lessons += len(batch)
             self.next_group = max(self.next_group, batch.group + 1)
             if self.device.type == "cuda":
@@ -157,6 +176,8 @@ class Session:
                     f"step {self.trainer.steps} loss {loss:.4f} elapsed {self.elapsed:.0f} s, {seen / passed:.0f} lessons/s, "
                     f"{tokens / passed / 1000:.0f}k tokens/s, {1000 * passed / LOG_EVERY:.0f} ms a step, waited {100 * waited / passed:.0f}%"
                 )
+                if self.trainer.steps % (4 * LOG_EVERY) < LOG_EVERY:
+                    self.log(f"  seen: {json.dumps(self.trainer.seen(batch))}")
                 losses, seen, tokens, waited, logged = [], 0, 0, 0.0, now
                 if not math.isfinite(loss):
                     raise RuntimeError("The loss is not finite; go on from the last state with a lower --rate.")
@@ -172,7 +193,7 @@ class Session:
         self.state_file.save(
             {
                 "trainer": self.trainer.state(), "elapsed": self.elapsed, "next_group": self.next_group,
-                "lessons": self.lessons, "history": self.history,
+                "lessons": self.lessons, "history": self.history, "phases": self.phases,
             }
         )  # fmt: skip
 
@@ -198,6 +219,7 @@ class Session:
                 "done": self.done,
                 "steps": self.trainer.steps,
                 "lessons": self.lessons,
+                "phases": self.phases,
                 "next_group": self.next_group,
                 "parameters": sum(weight.numel() for weight in self.trainer.network.weights.values()),
                 "final_loss": self.history[-1][1] if self.history else None,

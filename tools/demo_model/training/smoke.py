@@ -32,6 +32,11 @@ def smoke(options: Options) -> int:
     session = Session(options)
     told(f"{sum(w.numel() for w in session.trainer.network.weights.values()) / 1e6:.2f} M parameters on {session.device}")
     with session.feeder() as feeder:
+        session.train(feeder, max_steps=count)
+        told(f"{count} steps of phase {session.phase.name}, loss {session.history[-1][1]}; seen {session.trainer.seen(next(feeder))}")
+    session.elapsed = session.total_seconds / 2
+    told(f"on to phase {session.phase.name}")
+    with session.feeder() as feeder:
         next(feeder)
         told("first batch made by the workers")
         _timed_steps(session, feeder, count)
@@ -84,16 +89,16 @@ def _timed_steps(session: Session, feeder: Feeder, steps: int) -> None:
         with part("lessons", counted):
             batch = next(feeder)
         with part("forward", counted):
-            entropy, balance = session.trainer.loss(batch)
+            entropy, others = session.trainer.loss(batch)
         with part("backward", counted):
-            (entropy + session.recipe.balance * balance).backward()
+            (entropy + others).backward()
         with part("optimizer", counted):
             session.trainer.update(0.0)
         if counted:
             shapes.append(tuple(batch.ids.shape))
     count = len(shapes)
     print(", ".join(f"{name} {1000 * seconds / count:.1f} ms" for name, seconds in parts.items()), flush=True)
-    print(f"batches {shapes}; loss {float(entropy.detach()):.3f}, balance {float(balance.detach()):.3f}", flush=True)
+    print(f"batches {shapes}; loss {float(entropy.detach()):.3f}, other losses {float(others.detach()):.3f}", flush=True)
 
 
 def _pace(session: Session, batches: list[Batch]) -> float:

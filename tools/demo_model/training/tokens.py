@@ -11,7 +11,7 @@ from typing import Any, Iterator
 import numpy as np
 
 from a3b_engine.prompt import Prompt, build_messages
-from a3b_engine.script.presets import PRESETS, TEXT_LANGUAGES, system_prompt
+from a3b_engine.script.presets import PRESETS, TEXT_LANGUAGES, job_prompt, system_prompt
 from a3b_engine.tokenizer import Tokenizer
 from tools.demo_model.world import sample, traits
 
@@ -35,16 +35,15 @@ class Encoded:
 
 def training_texts(lessons: int = TOKENIZER_LESSONS) -> Iterator[str]:
     """What the tokenizer is trained on: system texts of all presets, and the requests and answers of some lessons."""
-    for preset in PRESETS:
-        for language in TEXT_LANGUAGES:
-            yield system_prompt(preset, text_language=language)
+    asked = [system_prompt(preset, text_language=language) for preset in PRESETS for language in TEXT_LANGUAGES]
+    asked += [job_prompt(job, text_language=language) for job in ("describe", "tags") for language in TEXT_LANGUAGES]
+    yield from asked
     for seed in range(TOKENIZER_SEED, TOKENIZER_SEED + lessons):
         lesson = sample(seed)
         yield lesson.user
         yield lesson.answer
-    for preset in PRESETS:  # often enough that their words become tokens
-        for language in TEXT_LANGUAGES:
-            yield from [system_prompt(preset, text_language=language)] * (lessons // 20)
+    for text in asked:  # often enough that their words become tokens
+        yield from [text] * (lessons // 20)
 
 
 def chat_text(system: str, user: str) -> str:

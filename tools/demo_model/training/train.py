@@ -71,9 +71,7 @@ def main() -> int:
         return smoke(options)
     session = Session(options)
     session.log(f"{session.trainer.steps} steps and {session.elapsed:.0f} s so far, {options.workers} workers, {options.device}")
-    if not session.done:
-        with session.feeder() as feeder:
-            session.train(feeder)
+    session.run()
     result = session.finish(arguments.evaluate)
     if result:
         shares = {part: {name: row["share"] for name, row in result[part].items()} for part in ("scripts", "pictures")}

@@ -34,10 +34,18 @@ _CJK = re.compile("[\u4e00-\u9fff]")
 
 
 def score(answer: str, facts: dict[str, Any]) -> Score:
-    """(right, asked) of each fact that `facts` (of a lesson) can be measured by."""
+    """(right, asked) of each fact that `facts` (of a lesson) can be measured by; for a list of tags only "tag": those that
+    are right, out of the wanted ones and any other that was given."""
     tally = _Tally()
     if facts["form"] == "question":
         _questions(answer, facts, tally)
+    elif facts["form"] == "tags":
+        given, wanted = [tag.strip() for tag in answer.split(",")], facts["tags"]
+        for tag in wanted:
+            tally.add("tag", tag in given)
+        for tag in given:
+            if tag not in wanted:
+                tally.add("tag", False)
     elif facts["form"] in ("inventory", "describe"):
         _picture_text(answer, facts, tally)
     else:

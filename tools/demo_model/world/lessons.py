@@ -21,9 +21,10 @@ from .outline import choose_binding, phrases, write_outline
 from .scene import Person, Scene, make_scene
 from .script import look, to_text, write_script
 
-# Shares of the lesson kinds. Full scripts are more than short ones without a note, so that the form the system text
-# describes is also the likelier one where no grammar decides.
-WEIGHTS: dict[str, float] = {"script_full": 0.25, "script_short": 0.25, "question": 0.22, "inventory": 0.18, "describe": 0.10}
+# Shares of the lesson kinds, if none are given.
+WEIGHTS: dict[str, float] = {
+    "script_full": 0.28, "script_short": 0.22, "question": 0.16, "inventory": 0.14, "describe": 0.12, "tags": 0.08
+}  # fmt: skip
 PANEL_CHOICES, ROUND_CHOICES = ((3, 4), (1, 1)), ((2, 3, 4, 5), (1, 4, 4, 1))
 CHINESE_SHARE = 0.4
 QUESTIONS = (
@@ -52,8 +53,11 @@ class Lesson:
     scene: Scene
 
 
-def sample(seed: int, held_out: bool = False, kind: str | None = None, language: str | None = None) -> Lesson:
-    """The lesson of a seed: a pure function of its arguments. `kind` and `language` (en, zh) narrow the choice.
+def sample(
+    seed: int, held_out: bool = False, kind: str | None = None, language: str | None = None, weights: dict[str, float] = WEIGHTS
+) -> Lesson:
+    """The lesson of a seed: a pure function of its arguments. `kind` and `language` (en, zh) narrow the choice; `weights`
+    are the shares of the kinds.
 
     Lessons with held_out True never share the hero's (colour, kind, place, event) with lessons without, whatever the seeds.
     """
@@ -63,7 +67,7 @@ def sample(seed: int, held_out: bool = False, kind: str | None = None, language:
         raise ValueError(f"language: {language!r} is not known. Use one of {', '.join(traits.LANGUAGES)}.")
     scene = make_scene(seed, held_out)
     dice = random.Random(scene.style ^ (seed << 1))
-    chosen = dice.choices(tuple(WEIGHTS), tuple(WEIGHTS.values()))[0]
+    chosen = dice.choices(tuple(weights), tuple(weights.values()))[0]
     tongue = "zh" if dice.random() < CHINESE_SHARE else "en"
     kind, language = kind or chosen, language or tongue
     if kind.startswith("script"):
@@ -101,7 +105,6 @@ def _script(scene: Scene, kind: str, language: str, dice: random.Random) -> Less
     outline_language = language if choice is None or dice.random() < 0.75 else next(x for x in traits.LANGUAGES if x != language)
     binding, with_ending = choose_binding(scene, dice), dice.random() < 0.75
     outline = write_outline(scene, outline_language, binding, dice, with_ending=with_ending)
-    note = asks.SHORT_NOTES["zh" if choice == "Chinese" else "en"] if brief and dice.random() < 0.5 else ""
     facts = {
         **_facts(scene, kind, language),
         "panels": panels,
@@ -115,7 +118,7 @@ def _script(scene: Scene, kind: str, language: str, dice: random.Random) -> Less
     script = write_script(scene, language, dice, panels=panels, rounds=rounds, preset=preset, brief=brief)
     return Lesson(
         picture=draw(scene),
-        system=asks.script_system(preset, choice, panels, rounds, note),
+        system=asks.script_system(preset, choice, panels, rounds, brief),
         user=asks.with_picture(outline, dice),
         answer=to_text(script, brief=brief),
         facts=facts,
@@ -229,7 +232,26 @@ def _describe(scene: Scene, language: str, dice: random.Random) -> tuple[str, st
             expression=traits.word("expressions", person.expression, language),
             holding=holding,
         )
+    if dice.random() < 0.5:  # the preset of that name, with or without a word of the user
+        ask = dice.choice(("", *words["describe_ask"]))
+        return asks.job_system("describe", language), asks.with_picture(ask, dice) if ask else "", answer, {}
     return asks.question_system(language, dice), asks.with_picture(dice.choice(words["describe_ask"]), dice), answer, {}
+
+
+def _tags(scene: Scene, language: str, dice: random.Random) -> tuple[str, str, str, dict]:
+    words = words_of(language)
+    tags = [words["count_words"][len(scene.people) - 1].lower()]
+    for person in scene.by_position():
+        colour, kind = traits.word("colours", person.colour, language), traits.word("kinds", person.kind, language)
+        tags += [words["tag_person" if person.kind in traits.PERSONS else "tag_animal"].format(colour=colour, kind=kind)]
+        tags += [garment_text(person, language)] * bool(person.garment)
+        tags += [traits.word("expressions", person.expression, language)]
+        if person.prop:
+            tags.append(words["tag_prop"].format(prop=traits.word("props", person.prop, language)))
+    tags += [*_scene_words(scene, language).values(), *words["tag_style"]]
+    tags = list(dict.fromkeys(tags))
+    ask = dice.choice(("", *words["tags_ask"]))
+    return asks.job_system("tags", language), ask, ", ".join(tags), {"tags": tags}
 
 
 def _look_zh(person: Person) -> str:
@@ -244,4 +266,4 @@ def _scene_words(scene: Scene, language: str) -> dict[str, str]:
     return {key: traits.word(f"{key}s", getattr(scene, key), language) for key in keys}
 
 
-_ABOUT_PICTURE = {"question": _question, "inventory": _inventory, "describe": _describe}
+_ABOUT_PICTURE = {"question": _question, "inventory": _inventory, "describe": _describe, "tags": _tags}
