@@ -31,9 +31,10 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Returns 0, or 2 with one line on stderr for a file that cannot be read or a failed parse with `stop`."""
+    from ..errors import ScriptError
     from ..script.panels import apply_on_error
     from ..script.parse import parse_script
-    from ..script.schema import MAX_PANELS, ComicScript
+    from ..script.schema import MAX_PANELS, SCHEMA_VERSION, VERSION_KEY, ComicScript
 
     use_utf8()
     if options.panels is not None and not 1 <= options.panels <= MAX_PANELS:
@@ -46,12 +47,14 @@ def run(options: argparse.Namespace) -> int:
     script = result.script or ComicScript()
     if options.on_error == "stop" and result.status == "failed":
         return fail(result.cause)
-    if options.on_error == "placeholder":
-        script = apply_on_error(result, "placeholder")
-    elif options.on_error == "keep" and result.partial:
-        script.panels = [panel for panel in script.panels if panel.index not in result.partial]
+    if options.on_error == "placeholder" or (options.on_error == "keep" and result.partial):
+        try:
+            script = apply_on_error(result, options.on_error)
+        except ScriptError as error:
+            return fail(str(error))
     page = script.model_dump()
     output = {
+        VERSION_KEY: SCHEMA_VERSION,
         "status": result.status,
         "cause": result.cause,
         "panels": page.pop("panels"),

@@ -56,18 +56,18 @@ def number_panels(items: list[Numbered], report: Report) -> int:
     return 0
 
 
-def bind_rows(top: list[Row], items: list[Numbered], offset: int, report: Report) -> list[Row]:
+def bind_rows(top: list[Row], items: list[Numbered], offset: int, report: Report, cut: bool = False) -> list[Row]:
     """Rows of the script and rows that stood in panels, in one list, each with the index of an existing panel.
 
     A row without a number belongs to the panel of the same position if there are no more rows than panels, else rows
     are spread over the panels in order. A number that no panel has becomes the nearest that exists. Without panels
-    the numbers stay as they are (1 if missing).
+    the numbers stay as they are (1 if missing), and so does a number after the last panel if the text is `cut` there.
     """
     indexes = [item.index for item in items]
     if offset and top and all(row.panel for row in top) and max(row.panel for row in top) > indexes[-1] - offset:
         offset = 0  # panels count from 0 but the rows from 1
     for position, row in enumerate(top):
-        row.panel = _bound(row, position, len(top), indexes, offset, report)
+        row.panel = _bound(row, position, len(top), indexes, offset, report, cut)
     inner = []
     for item in items:
         for row in item.rows:
@@ -90,7 +90,7 @@ def _words(row: Row) -> tuple:
     return row.panel, row.values.get("speaker"), row.values.get("line")
 
 
-def _bound(row: Row, position: int, count: int, indexes: list[int], offset: int, report: Report) -> int:
+def _bound(row: Row, position: int, count: int, indexes: list[int], offset: int, report: Report, cut: bool) -> int:
     if not indexes:
         return max(row.panel or 1, 1)
     if row.panel is None:
@@ -99,6 +99,9 @@ def _bound(row: Row, position: int, count: int, indexes: list[int], offset: int,
         return indexes[slot]
     wanted = row.panel + offset
     if wanted in indexes:
+        return wanted
+    if cut and wanted > indexes[-1]:
+        report.info(f"{row.place}.panel", f"panel {wanted} is cut off; the row keeps its number")
         return wanted
     nearest = min(indexes, key=lambda index: (abs(index - wanted), index))
     report.repair(f"{row.place}.panel", f"there is no panel {row.panel}; bound to panel {nearest}")

@@ -6,10 +6,16 @@ import re
 
 from .locate import Scan
 from .report import quote
-from .vocabulary import refusals
+from .vocabulary import is_error_message, sounds_like_refusal
 
 _EXCERPT = 160
 _LOOKS_LIKE_JSON = re.compile(r"[{\[]\s{0,40}[\"'\u201c\w]")
+
+_EMPTY_LIST = r"\[\s{0,80}(?:\{\s{0,80}\}[\s,]{0,80}){0,64}\]"
+_EMPTY_JSON = re.compile(rf"(?:^|\n)\s*(?:{_EMPTY_LIST}|\{{\s*(?:\"\w{{1,40}}\"\s*:\s*(?:{_EMPTY_LIST}|\{{\s*\}}|\"\"|null)\s*)?\}}|null)\s*(?:```)?\s*\Z")
+_ERROR_OBJECT = re.compile(r"(?:```json\s*)?\{\s*\"errors?\"\s*:")
+_REFUSAL_KEY = re.compile(r"(?:```json\s*)?\{\s*\"refusal\"\s*:\s*\"[^\"]")
+_TAGS = re.compile(r"<\w{1,40}[ >]")
 
 
 def excerpt(text: str) -> str:
@@ -49,14 +55,23 @@ def _reason(found: Scan, placeholder: bool, schema: bool, refused: bool) -> str:
         return 'The JSON in the text is a sample with placeholders ("...", "<text>") only, not a script. Ask again.'
     if found.cut_off:
         return f"The text is cut off before anything of the script is whole (token limit). Raise max_new_tokens.{loop}"
-    start = answer[:400].casefold()
-    if refused or any(phrase in start for phrase in refusals()):
+    if refused or _REFUSAL_KEY.match(answer) or sounds_like_refusal(answer):
         return "The model refused or could not answer: there is no script in its text. Change the story or the system text."
     if loop:
         return f"There is no script in the text.{loop}"
+    if is_error_message(answer) or _ERROR_OBJECT.match(answer):
+        return "The text is the error message of a server or program, not an answer. Mend that first."
+    if _EMPTY_JSON.search(answer):
+        return "The JSON in the text is empty: it holds no panels. Ask again, or use the format widget."
     if _LOOKS_LIKE_JSON.search(answer):
         detail = f" ({found.trouble})" if found.trouble else ""
         return f"There is JSON in the text, but no panels that can be read{detail}. Ask for a list named panels, or use the format widget."
+    if answer.endswith((":", "\uff1a", "```json", "```", "json")) and "\n\n\n" not in answer:
+        return "The text ends before the JSON begins (token limit, or a stop string). Raise max_new_tokens, or look at stop."
+    if answer.endswith(("?", "\uff1f")):
+        return "There is no JSON in the text: the model asks back. Answer its question in the prompt, or use the format widget."
+    if _TAGS.match(answer):
+        return "There is no JSON in the text: it is written in tags (XML). Ask for JSON with a list named panels."
     return "There is no JSON in the text. Use the comic script format, or ask for JSON with a list named panels."
 
 

@@ -1,14 +1,16 @@
 """An image prompt that stands alone, made of the fields of a panel.
 
 Each panel is encoded by itself: a name means nothing to an image model, so the looks of the characters are written
-out wherever their names stand.
+out wherever their names stand. The script itself keeps its words; `Composer.notes` says what was added to a prompt.
 """
 
 from __future__ import annotations
 
 import re
 
-from .schema import Character, ComicScript, Panel
+from .looks import TRIM, Cast, Described
+from .schema import DEFAULT_SHOT, Character, ComicScript, Panel
+from .vocabulary import find_shots
 
 SHOT_WORDS = {
     "extreme_close": "extreme close-up",
@@ -20,107 +22,104 @@ SHOT_WORDS = {
     "over_shoulder": "over-the-shoulder shot",
     "pov": "first-person view",
 }
-_TRIM = " \t\r\n,;.\u3002\uff0c\u3001\uff1b"
 _SPACES = re.compile(r"\s+")
 _CJK = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3]")
 _WORD = re.compile(r"[A-Za-z0-9]+|[^\sA-Za-z0-9]")
+_CAMERA = re.compile(
+    r"\b(?:shot|view|angle|portrait|framing|framed|lens|panorama)\b|\u955c\u5934|\u93e1\u982d|\u89c6\u89d2|\u8996\u89d2", re.IGNORECASE
+)
+_CLAUSE = re.compile("[,.;\n\uff0c\u3002\uff1b]")
+_LOOKED_AT = 600  # characters of a visual prompt in which its framing is looked for
 
 
 class Composer:
-    """Composes the prompts of one script; `notes` holds what it could not write out."""
+    """Composes the prompts of one script; `notes` holds what was added and what could not be written out."""
 
     def __init__(self, script: ComicScript, style_prefix: str = "", style_suffix: str = "") -> None:
         self.script = script
         self.prefix = style_prefix
         self.suffix = style_suffix
         self.notes: list[str] = []
-        self._people = _by_name(script.characters)
-        self._names = _names_pattern(self._people)
+        self.cast = Cast(script.characters)
 
     def prompt(self, panel: Panel) -> str:
         """The style prefix, then the panel's own visual prompt or one composed from its fields, then the suffix."""
-        if panel.visual_prompt.strip():
-            body = [panel.visual_prompt.strip()]
-            self._note_names(panel)
-        else:
-            body = [*self._pieces(panel), self.script.style]
+        body = self._own(panel) if panel.visual_prompt.strip() else [*self._pieces(panel), self.script.style]
         return join_pieces([self.prefix, *body, self.suffix])
 
+    # -- from the fields -------------------------------------------------------------------------------------------
+
     def _pieces(self, panel: Panel) -> list[str]:
-        action, named = self._with_looks(panel.action)
-        people = [self._look(word, panel) for word in panel.characters if self._identity(word) not in named]
-        return [
-            SHOT_WORDS[panel.shot],
-            *people,
-            action,
-            self._with_looks(panel.micro_expression)[0],
-            self._with_looks(panel.background)[0],
-            panel.light,
-            *panel.props,
-        ]
+        listed, whole = self._listed(panel), set()
+
+        def allowed(person: Character, possessive: bool) -> bool:
+            return not possessive or person.id in listed | whole  # "Tom's workshop" does not show Tom
+
+        told = [self.cast.write_out(text, whole, allowed) for text in (panel.action, panel.micro_expression, panel.background)]
+        people = [self._look(word, panel) for word in panel.characters if self._identity(word) not in whole]
+        return [SHOT_WORDS[panel.shot], *people, *told, panel.light, *panel.props]
+
+    def _listed(self, panel: Panel) -> set[str]:
+        return {self._identity(word) for word in panel.characters}
 
     def _identity(self, word: str) -> str:
-        person = self._people.get(word.casefold())
+        person = self.cast.get(word)
         return person.id if person else word
 
     def _look(self, word: str, panel: Panel) -> str:
-        person = self._people.get(word.casefold())
+        person = self.cast.get(word)
         if person is None:
             return word  # not one of the cast: "an old man", "the crowd"
         if not person.look.strip():
-            self.notes.append(f"panel {panel.index}: {person.id} has no look, so the prompt does not show this character")
+            self._note(panel, f"{person.id} has no look, so the prompt does not show this character")
         return person.look
 
-    def _with_looks(self, text: str) -> tuple[str, set[str]]:
-        """The text with each name replaced: by the whole look first, by its first words after that."""
-        named: set[str] = set()
-        if self._names is None:
-            return text, named
+    # -- from the panel's own visual prompt ------------------------------------------------------------------------
 
-        def written_out(found: re.Match) -> str:
-            person = self._people[found.group().casefold()]
-            look = person.look.strip(_TRIM)
-            if person.id in named:
-                look = re.split(r"[,;\uff0c\u3001\uff1b]", look)[0]
-            named.add(person.id)
-            return look
+    def _own(self, panel: Panel) -> list[str]:
+        """The visual prompt, with what is certain to be missing: the looks of those it names, the framing.
 
-        return self._names.sub(written_out, text), named
+        A look is missing when most of its words are. It is certain that a named person is to be seen when the panel
+        lists this person, or lists nobody and the name stands plainly; a name that a list lacks may be on a wall.
+        """
+        text, listed = panel.visual_prompt.strip(), self._listed(panel)
+        described, named = Described(text), self.cast.named(text)
+        bare = [(person, plain) for person, plain in named.values() if not described.covers(person.look)]
+        certain = {person.id for person, plain in bare if person.id in listed or plain and not panel.characters}
+        whole: set[str] = set()
 
-    def _note_names(self, panel: Panel) -> None:
-        found = self._names.search(panel.visual_prompt) if self._names else None
-        if found and self._people[found.group().casefold()].look.casefold() not in panel.visual_prompt.casefold():
-            self.notes.append(f"panel {panel.index}: visual_prompt has the name {found.group()} without the look that belongs to it")
+        def allowed(person: Character, possessive: bool) -> bool:
+            return person.id in certain and (not possessive or person.id in listed | whole)
 
+        written = self.cast.write_out(text, whole, allowed)
+        looks = [person.look for person, _ in bare if person.id in certain - whole]
+        for person, _ in bare:
+            done = "it is written out in the prompt" if person.id in certain else "the panel does not list this character, so the name is left"
+            self._note(panel, f"visual_prompt names {person.name or person.id} without the look; {done}")
+        for identity in sorted(listed - set(named)):
+            person = self.cast.get(identity)
+            if person and person.look.strip() and not described.covers(person.look):
+                self._note(panel, f"{identity} is in the panel, but visual_prompt neither names nor describes this character")
+        return [*self._framing(panel, text), *looks, written]
 
-def _by_name(people: list[Character]) -> dict[str, Character]:
-    names: dict[str, Character] = {}
-    for person in people:
-        for name in (person.name, person.id):
-            if name.strip():
-                names.setdefault(name.casefold(), person)
-    return names
+    def _framing(self, panel: Panel, text: str) -> list[str]:
+        """The shot words, where the prompt says nothing of the framing. Medium is what is drawn without any, and also
+        what stands for a shot that was not given."""
+        start = text[:_LOOKED_AT]
+        if panel.shot == DEFAULT_SHOT or _CAMERA.search(start) or any(find_shots(part) for part in _CLAUSE.split(start)):
+            return []
+        self._note(panel, f'visual_prompt does not say the shot; "{SHOT_WORDS[panel.shot]}" is put before it in the prompt')
+        return [SHOT_WORDS[panel.shot]]
 
-
-def _names_pattern(people: dict[str, Character]) -> re.Pattern | None:
-    """Names that have a look, as the script spells them ("Rose" the girl is not "rose" the flower), longest first.
-
-    One Latin letter is no name: "A" would be found everywhere.
-    """
-    spellings = {word for person in people.values() for word in (person.name, person.id)}
-    parts = []
-    for word in sorted(spellings, key=lambda word: (-len(word), word)):
-        person = people.get(word.casefold())
-        if person and person.look.strip() and (len(word) > 1 or not word.isascii()):
-            parts.append(rf"(?<!\w){re.escape(word)}(?!\w)" if word.isascii() else re.escape(word))
-    return re.compile("|".join(parts)) if parts else None
+    def _note(self, panel: Panel, what: str) -> None:
+        self.notes.append(f"panel {panel.index}: {what}")
 
 
 def join_pieces(pieces: list[str]) -> str:
     """Pieces that hold anything, on one line, joined by commas."""
     lines = [_SPACES.sub(" ", piece).strip() for piece in pieces]
-    kept = [line for line in lines if line.strip(_TRIM)]
-    return ", ".join([*(line.rstrip(_TRIM) for line in kept[:-1]), *kept[-1:]])
+    kept = [line for line in lines if line.strip(TRIM)]
+    return ", ".join([*(line.rstrip(TRIM) for line in kept[:-1]), *kept[-1:]])
 
 
 def clip_tokens(text: str) -> int:

@@ -5,6 +5,7 @@ A missing value becomes the default of the schema; nothing that is not in the so
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,11 +13,14 @@ from typing import Any
 from . import schema
 from .binding import Row, bind_rows, number_panels
 from .report import Report, quote
+from .samples import is_left_out
 from .shapes import Shape, number_of_key
-from .values import Values
-from .vocabulary import aliases, is_refusal, normalise_key
+from .unfold import unfold
+from .values import Values, unquoted
+from .vocabulary import aliases, is_refusal, normalise_key, nothing_words
 
 _SPEAKER = re.compile(r"\s*([^:\uff1a\n]{1,40})(?:(?<!\d)[:\uff1a]|[:\uff1a](?!\d))(?!//)\s*(.+)", re.DOTALL)
+_CORNER_QUOTES = re.compile(r"\s*([^\s\u300c\u300d\u300e]{1,20})\u300c([^\u300c\u300d]+)\u300d\s*\Z")  # name, then the words in brackets
 _TEXT_FIELDS = ("action", "micro_expression", "background", "light", "caption", "sfx", "scene_tag", "visual_prompt", "negative")
 _DRAWN = ("action", "micro_expression", "background", "light", "visual_prompt")
 _REPORTED = ("characters", *_TEXT_FIELDS[:4], "props", *_TEXT_FIELDS[4:])
@@ -54,12 +58,15 @@ class Fields(Values):
         people = self.characters(values.get("characters"))
         items = self.panels(values.get("panels") or [])
         offset = number_panels(items, self.report)
-        rows = bind_rows(self.rows(values.get("dialogue"), "dialogue"), items, offset, self.report)
+        rows = bind_rows(self.rows(values.get("dialogue"), "dialogue"), items, offset, self.report, bool(self.open_ids))
         known = {person.id for person in people}
         people += [person for person in self.looks if person.id not in known]
         self.missing(items)
-        for key in found.extras:
-            self.report.info(key[:40], "not a field of a script; left out")
+        for key, value in found.extras.items():
+            if key == schema.VERSION_KEY:
+                self.version(value)
+            else:
+                self.report.info(key[:40], "not a field of a script; left out")
         script = schema.ComicScript(
             title=self.text(values.get("title"), "title"),
             style=self.text(values.get("style"), "style"),
@@ -70,6 +77,17 @@ class Fields(Values):
             panels=[schema.Panel(index=item.index, **item.values) for item in items],
         )
         return Built(script, tuple(item.index for item in items if item.partial))
+
+    def version(self, value: Any) -> None:
+        """What is to say about the version of the form; a model's answer states none, which means 1."""
+        if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= schema.SCHEMA_VERSION:
+            return
+        told = json.dumps(value, ensure_ascii=True, default=str)[:60]
+        self.report.warning(
+            schema.VERSION_KEY,
+            f"the script is of form {told}; this pack reads {schema.SCHEMA_VERSION}. Fields it does not know are left out: "
+            "update the pack to use them",
+        )
 
     # -- characters ---------------------------------------------------------------------------------------------
 
@@ -136,6 +154,9 @@ class Fields(Values):
             self.report.warning("panels", f"{len(raw)} found; only the first {schema.MAX_PANELS} are kept")
         items = []
         for number, entry in enumerate(raw[: schema.MAX_PANELS]):
+            if is_left_out(entry):
+                self.report.warning(f"panels[{number}]", "a placeholder stands there for a panel; left out")
+                continue
             item = self.panel(entry, f"panels[{number}]")
             if item:
                 items.append(item)
@@ -153,7 +174,7 @@ class Fields(Values):
         if not isinstance(entry, dict):
             self.report.warning(place, "not an object; left out")
             return None
-        values, extras = self.fields(entry, "panel", place)
+        values, extras = self.fields(unfold(entry, self.report, place), "panel", place)
         index = values.pop("index", None)
         if index is None and isinstance(values.get("background"), int) and not isinstance(values["background"], bool):
             index = values.pop("background")  # {"scene": 3} is a number, {"scene": "harbour"} a place
@@ -213,6 +234,9 @@ class Fields(Values):
         """Dialogue rows from a list of objects or sentences, an object of speaker -> line, or lines of text."""
         if value is None or value == "":
             return []
+        if isinstance(value, str) and value.strip().casefold() in nothing_words():
+            self.report.repair(place, f"{quote(value)} says that there is none; left empty")
+            return []
         if isinstance(value, str):
             self.report.repair(place, "text is read as dialogue rows, one a line")
             value = [line for line in value.splitlines() if line.strip()]
@@ -221,6 +245,9 @@ class Fields(Values):
         if not isinstance(value, list):
             self.report.warning(place, "not a list of rows; left out")
             return []
+        if value and all(isinstance(entry, list) for entry in value):
+            self.report.repair(place, "a list of lists is read as one list")
+            value = [entry for part in value for entry in part]
         if len(value) > schema.MAX_DIALOGUE:
             self.report.warning(place, f"{len(value)} rows found; only the first {schema.MAX_DIALOGUE} are kept")
         rows = [self.row(entry, f"{place}[{number}]") for number, entry in enumerate(value[: schema.MAX_DIALOGUE])]
@@ -248,9 +275,9 @@ class Fields(Values):
     def row(self, entry: Any, place: str) -> Row | None:
         """One dialogue row; None (reported) if it says nothing."""
         if isinstance(entry, str) and entry.strip():
-            found = _SPEAKER.match(entry)
+            found = _SPEAKER.match(entry) or _CORNER_QUOTES.match(entry)
             self.report.repair(place, "a sentence is read as a dialogue row")
-            entry = {"speaker": found[1], "line": found[2]} if found else {"line": entry}
+            entry = {"speaker": found[1], "line": unquoted(found[2])} if found else {"line": unquoted(entry)}
         if not isinstance(entry, dict):
             self.report.warning(place, "not an object; left out")
             return None

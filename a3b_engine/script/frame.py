@@ -8,9 +8,9 @@ from typing import Any
 class Frame:
     """An object or array that is not closed yet."""
 
-    __slots__ = ("value", "is_object", "key", "needs_comma", "after_comma", "bare", "parent")
+    __slots__ = ("value", "is_object", "key", "needs_comma", "after_comma", "bare", "parent", "start")
 
-    def __init__(self, is_object: bool, parent: Frame | None) -> None:
+    def __init__(self, is_object: bool, parent: Frame | None, start: int = -1) -> None:
         self.value: Any = {} if is_object else []
         self.is_object = is_object
         self.key: str | None = None  # key whose value comes next
@@ -18,6 +18,7 @@ class Frame:
         self.after_comma = False
         self.bare = False  # keys of this object are not quoted
         self.parent = parent
+        self.start = start  # where its bracket stands in the text, -1 if it is only implied
 
     def path(self, element: bool) -> str:
         """Place of this container, or with `element` of the array element that is about to be read."""

@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 from .numerals import integer, number
 from .reader import Fuel, Unreadable, read_value
-from .strings import join_surrogates
+from .strings import is_known_key, join_surrogates
 
 _THINK_NAMES = "think|thinking|thought|thoughts|reasoning|reflection|seed:think|antthinking"
 _TAG = rf"[<\[\u25c1](?P<shut>/?)(?:{_THINK_NAMES})\s*[>\]\u25b7]"
@@ -21,8 +21,12 @@ _THINK_OPEN = re.compile(rf"[<\[\u25c1](?:{_THINK_NAMES})\s*[>\]\u25b7]", re.IGN
 _THINK_CLOSE = re.compile(rf"[<\[\u25c1]/(?:{_THINK_NAMES})\s*[>\]\u25b7]", re.IGNORECASE)
 _CLOSE_ALONE = re.compile(rf"^[ \t]*[<\[\u25c1]/(?:{_THINK_NAMES})\s*[>\]\u25b7][ \t]*$", re.IGNORECASE | re.MULTILINE)
 _CHANNEL = re.compile(r"<\|channel\|>\s*final\s*<\|message\|>")
-_ESCAPED_START = re.compile(r'[{\[]\s{0,80}(?:[{\[]\s{0,80}){0,3}\\"')
+_ESCAPED_GAP = r"(?:\s|\\[nrt]){0,80}"
+_ESCAPED_START = re.compile(rf"[{{\[]{_ESCAPED_GAP}(?:[{{\[]{_ESCAPED_GAP}){{0,3}}\\\"|[{{\[]\s{{0,8}}\\[nrt]{_ESCAPED_GAP}[\"'{{\[]")
+_ESCAPED = re.compile(r"\\([\"'\\/nrt])")
+_PLAIN = {"n": "\n", "r": "\r", "t": "\t", **{mark: mark for mark in "\"'\\/"}}
 _KEYED_START = re.compile(r"[{\uff5b]\s{0,80}[\"'\u201c\uff02]")
+_KEY_FIRST = re.compile(r"\s{0,200}(?:```\w{0,12}\s{1,80})?(?=[\"'\u201c]([^\"'\u201d\n]{1,40})[\"'\u201d]\s{0,8}[:\uff1a])")
 _STRIP = " \t\r\n\f\v\ufeff\u200b\u200e\u200f\u2060\u00a0\u3000"
 MAX_FAILED_STARTS = 200
 MAX_CANDIDATES = 1024
@@ -98,7 +102,7 @@ def scan(text: str, fuel: Fuel, is_useful: Callable[[Any], bool], refused: int =
     found = Scan(text, answer_start=_after_headers(text), refused=refused)
     if found.answer_start and _CLOSE_ALONE.search(text, 0, found.answer_start):
         found.thinking = "closed"
-    pos, failures = found.answer_start, 0
+    pos, failures = _without_first_brace(found, fuel, is_useful), 0
     while len(found.candidates) < MAX_CANDIDATES:
         step = _STEP.search(text, pos)
         if not step:
@@ -120,10 +124,30 @@ def scan(text: str, fuel: Fuel, is_useful: Callable[[Any], bool], refused: int =
             pos = step.end()
         else:
             found.candidates.append(candidate)
-            pos = candidate.end
+            pos = max(candidate.end, step.end())
     else:
         found.trouble = f"more than {MAX_CANDIDATES} JSON values stand in the text; the rest is not read"
     return found
+
+
+def _without_first_brace(found: Scan, fuel: Fuel, is_useful: Callable[[Any], bool]) -> int:
+    """Reads a value that begins with its first key; where to go on."""
+    text, start = found.text, found.answer_start
+    head = _KEY_FIRST.match(text, start)
+    if not head or not is_known_key(head[1]):
+        return start
+    begin = head.end()
+    try:
+        reading = read_value("{" + text[begin:], 0, fuel)
+    except Unreadable:
+        return start
+    if not is_useful(reading.value):
+        return start
+    if reading.open_ids == {id(reading.value)} and text.rstrip(_STRIP)[-1:] in ("]", "}"):
+        reading.truncated, reading.open_ids = False, frozenset()
+    notes = [("", "a missing { is read as if it stood before the first key"), *reading.notes]
+    found.candidates.append(Candidate(reading.value, begin, begin + reading.end - 1, notes, reading.truncated, reading.open_ids))
+    return begin + reading.end - 1
 
 
 def _after_headers(text: str) -> int:
@@ -149,6 +173,8 @@ def _pass_thinking(found: Scan, tag: re.Match) -> int:
         if not found.candidates:
             found.answer_start = close.end()
         return close.end()
+    if found.text[found.text.rfind("\n", 0, tag.start()) + 1 : tag.start()].strip(_STRIP):
+        return tag.end()  # in the middle of a line, and never closed: a word of the text
     if not found.candidates:
         found.thinking = "open"
     return len(found.text)
@@ -185,12 +211,12 @@ def _read(found: Scan, text: str, start: int, fuel: Fuel, is_useful: Callable[[A
 
 
 def _read_escaped(found: Scan, text: str, start: int, fuel: Fuel, is_useful: Callable[[Any], bool]) -> Candidate | None:
-    """A value whose quotation marks are all escaped, as if it stood inside a string."""
-    body = re.sub(r'\\(["\\/])', r"\1", re.sub(r"(?<!\\)\\n", "\n", text[start:]))
+    """A value whose quotation marks or line breaks are all escaped, as if it stood inside a string."""
+    body = _ESCAPED.sub(lambda found: _PLAIN.get(found[1], found[0]), text[start:])
     inner = _read(found, body, 0, fuel, is_useful) if not _ESCAPED_START.match(body) else None
     if inner is None:
         return None
-    notes = [("", "the quotation marks were escaped one time too many"), *inner.notes]
+    notes = [("", "the quotation marks or line breaks were escaped one time too many"), *inner.notes]
     return Candidate(inner.value, start, len(text), notes, inner.truncated, inner.open_ids)
 
 

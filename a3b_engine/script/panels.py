@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from ..errors import ScriptError
 from .compose import Composer, clip_tokens, join_pieces
+from .document import script_json
 from .parse import ParseResult
 from .schema import ComicScript, DialogueLine, Panel
 from .sizes import panel_size
+from .spoken import SpokenRows, cast_text, dialogue_text, looks_text, named_rows, speakers_text, spoken_rows
 
 ON_ERROR = ("stop", "keep", "placeholder")
 SEED_SPACE = 2**64
 CLIP_WINDOW = 75
 MAX_PLACEHOLDERS = 64
+MAX_NOTES = 40  # report lines of one kind; a page of 512 panels has thousands
 # What is drawn where a panel is missing: a plain picture, with nothing of the failure in it.
 NEUTRAL_PROMPT = "plain light grey backdrop, soft even light, empty scene"
 
@@ -23,9 +25,11 @@ NEUTRAL_PROMPT = "plain light grey backdrop, soft even light, empty scene"
 class PanelLists:
     """Lists of equal length >= 1, in story order, and what belongs to the whole page.
 
-    prompt, negative, caption, dialogue (one text a panel, a line a row: `speaker: line`): str. seed: int in
-    0..2^64-1. width, height: int, multiples of 64. index: int, the panels' numbers. count: their number. joined: the
-    page as readable text. script_json: the script as JSON text. report: lines of the parser and of this step.
+    prompt, negative, caption, dialogue (one text a panel, a line a row: `name: line`): str. seed: int in
+    0..2^64-1. width, height: int, multiples of 64. index: int, the panels' numbers. speakers, looks: one text a panel,
+    one speaker or character a line. people: int, characters in the panel. count: number of panels. joined: the page as
+    readable text. spoken: lists of a length of their own, one item a balloon. cast: all characters with their looks.
+    script_json: the script as JSON text. report: lines of the parser and of this step.
     """
 
     prompt: list[str]
@@ -36,6 +40,11 @@ class PanelLists:
     width: list[int]
     height: list[int]
     index: list[int]
+    speakers: list[str]
+    looks: list[str]
+    people: list[int]
+    spoken: SpokenRows
+    cast: str
     count: int
     joined: str
     script_json: str
@@ -49,7 +58,8 @@ def apply_on_error(result: ParseResult, on_error: str = "stop") -> ComicScript:
 
     stop: a failed or truncated result, or one without panels, is an error that says why and shows the start of the
     text. keep: panels the end of the text cut off are left out; nothing whole is an error. placeholder: never an
-    error; missing panels (up to the expected number, at least one) are neutral pictures.
+    error; missing panels are neutral pictures, up to the expected number, or to the last panel that dialogue without
+    panels names, or to one. Dialogue of a panel that is not there is left out with it.
     """
     if on_error not in ON_ERROR:
         raise ScriptError(f"on_error: {on_error!r} is not known. Use one of {', '.join(ON_ERROR)}.")
@@ -64,11 +74,19 @@ def apply_on_error(result: ParseResult, on_error: str = "stop") -> ComicScript:
         script.panels = [panel for panel in script.panels if panel.index not in result.partial]
         if not script.panels:
             raise ScriptError(f"on_error is keep, but no panel is whole. {result.cause or _no_panels(script)}")
-        return script
-    wanted = min(max(result.expected_panels or 1, 1), MAX_PLACEHOLDERS)
+        return _without_lost_rows(script)
+    spoken = 1 if script.panels else max((row.panel for row in script.dialogue), default=1)
+    wanted = min(max(result.expected_panels or 1, spoken), MAX_PLACEHOLDERS)
     while len(script.panels) < wanted:
         last = script.panels[-1].index if script.panels else 0
         script.panels.append(Panel(index=last + 1, visual_prompt=NEUTRAL_PROMPT))
+    return _without_lost_rows(script)
+
+
+def _without_lost_rows(script: ComicScript) -> ComicScript:
+    """Without the dialogue of panels that are not there: read back, it would go to a neighbour."""
+    there = {panel.index for panel in script.panels}
+    script.dialogue = [row for row in script.dialogue if row.panel in there]
     return script
 
 
@@ -93,15 +111,12 @@ def panel_lists(
         join_pieces([style_prefix, NEUTRAL_PROMPT, style_suffix]) if panel.visual_prompt == NEUTRAL_PROMPT else composer.prompt(panel)
         for panel in script.panels
     ]
-    dialogue = [dialogue_text(script.dialogue, panel.index) for panel in script.panels]
+    rows = _rows_by_panel(script)
+    dialogue = [dialogue_text(spoken) for spoken in rows]
     seeds = _seeds(script.panels, base_seed, seed_per_scene)
     sizes = [panel_size(panel.shot, size_family) for panel in script.panels]
-    report = [*result.report, *(f"info: {note}" for note in composer.notes), *_long_prompts(script.panels, prompts)]
-    added = len(script.panels) - len(result.script.panels if result.script else [])
-    if added > 0:
-        report.append(f"warning: panels: {added} neutral placeholders stand for missing panels")
-    elif added < 0:
-        report.append(f"warning: panels: {-added} cut-off panels are left out (on_error is keep)")
+    report = [*result.report, *_capped([f"info: {note}" for note in composer.notes]), *_lengths(script.panels, prompts)]
+    report += _left_and_added(result, script)
     return PanelLists(
         prompt=prompts,
         negative=[panel.negative for panel in script.panels],
@@ -111,18 +126,18 @@ def panel_lists(
         width=[width for width, _ in sizes],
         height=[height for _, height in sizes],
         index=[panel.index for panel in script.panels],
+        speakers=[speakers_text(spoken) for spoken in rows],
+        looks=[looks_text(panel, script.characters) for panel in script.panels],
+        people=[len(set(panel.characters)) for panel in script.panels],
+        spoken=spoken_rows(script),
+        cast=cast_text(script.characters),
         count=len(script.panels),
         joined=_readable(script, prompts, dialogue),
-        script_json=json.dumps(script.model_dump(), ensure_ascii=False, indent=2),
+        script_json=script_json(script),
         status=result.status,
         reading_direction=script.reading_direction,
         report=report,
     )
-
-
-def dialogue_text(rows: list[DialogueLine], index: int) -> str:
-    """The rows of one panel, a line each; empty if it has none."""
-    return "\n".join(f"{row.speaker}: {row.line}" if row.speaker.strip() else row.line for row in rows if row.panel == index)
 
 
 def _no_panels(script: ComicScript) -> str:
@@ -140,13 +155,43 @@ def _seeds(panels: list[Panel], base_seed: int, per_scene: bool) -> list[int]:
     return seeds
 
 
-def _long_prompts(panels: list[Panel], prompts: list[str]) -> list[str]:
+def _rows_by_panel(script: ComicScript) -> list[list[DialogueLine]]:
+    """The dialogue rows of each panel, in the order of the panels."""
+    rows: dict[int, list[DialogueLine]] = {panel.index: [] for panel in script.panels}
+    for row in named_rows(script):
+        rows.setdefault(row.panel, []).append(row)
+    return [rows[panel.index] for panel in script.panels]
+
+
+def _left_and_added(result: ParseResult, script: ComicScript) -> list[str]:
+    """What the choice on error did to the panels and the dialogue."""
+    before = result.script or ComicScript()
+    added, lost = len(script.panels) - len(before.panels), len(before.dialogue) - len(script.dialogue)
+    lines = []
+    if added > 0:
+        lines.append(f"warning: panels: {added} neutral placeholders stand for missing panels")
+    elif added < 0:
+        lines.append(f"warning: panels: {-added} cut-off panels are left out (on_error is keep)")
+    if lost:
+        lines.append(f"warning: dialogue: {lost} rows of panels that are not there are left out")
+    return lines
+
+
+def _lengths(panels: list[Panel], prompts: list[str]) -> list[str]:
+    """How long the prompts are, all in one line, and a line for each that CLIP cannot read in one window."""
     lengths = [(panel.index, clip_tokens(prompt)) for panel, prompt in zip(panels, prompts)]
-    return [
+    told = ", ".join(str(length) for _, length in lengths[:MAX_NOTES]) + (", ..." if len(lengths) > MAX_NOTES else "")
+    long = [
         f"info: panel {index}: the prompt has about {length} CLIP tokens; SD1.5 and SDXL read {CLIP_WINDOW} in one window"
         for index, length in lengths
         if length > CLIP_WINDOW
-    ][:20]
+    ]
+    return [f"info: prompts: CLIP tokens, about: {told}", *_capped(long)]
+
+
+def _capped(lines: list[str]) -> list[str]:
+    more = len(lines) - MAX_NOTES
+    return lines if more <= 0 else [*lines[:MAX_NOTES], f"info: panels: {more} more remarks of this kind are left out"]
 
 
 def _readable(script: ComicScript, prompts: list[str], dialogue: list[str]) -> str:

@@ -1,12 +1,13 @@
 """From any text to a comic script, with a status and a report: `parse_script`.
 
 Order of the attempts: the text as JSON, untouched; the values found in it (after the thinking, in or out of fences,
-between sentences), each as JSON, untouched; our own rules (`reader.py`); `json-repair` with its result checked
-(`repair.py`); panels written as sentences (`prose.py`).
+between sentences), each as JSON, untouched; our own rules (`reader.py`); the block form of YAML and Markdown tables
+(`outline.py`, `tables.py`); panels written as sentences (`prose.py`); `json-repair` with its result checked (`repair.py`).
 """
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,16 +16,21 @@ from ..errors import ScriptError
 from . import causes
 from .fields import Built, Fields
 from .locate import MAX_CANDIDATES, Candidate, Scan, clean, refused_at, scan, strict
+from .outline import outlines
 from .prose import panels_in_prose, split_panel
 from .reader import Fuel
 from .repair import last_resort
 from .report import Report
+from .samples import is_placeholder, is_schema
 from .schema import ComicScript
-from .shapes import Shape, is_placeholder, is_schema, join, shape
-from .vocabulary import is_refusal, normalise_key
+from .shapes import Shape, join, shape
+from .tables import tables
+from .vocabulary import aliases, corrections, is_refusal, normalise_key
 
 MAX_TEXT = 4_000_000
 _PAGE_KEYS = ("page", "page_number", "page_no", "chapter", "part", "\u9875", "\u9801")
+_ENTITIES = re.compile(r"[{\[,]\s{0,80}&(?:quot|#34|#x22|#39|apos);")
+_KEY = re.compile(r"[{\[,]\s{0,80}[\"']")
 _PROGRAM = re.compile(r"\w+(?:\(|=)['\"\w]")
 
 
@@ -81,7 +87,7 @@ class _Parser:
     def run(self) -> ParseResult:
         found = self.find()
         usable = self.usable(found)
-        chosen = self.choose(usable) or self.from_prose(found) or self.from_last_resort(found)
+        chosen = self.from_layout(found, self.choose(usable)) or self.from_prose(found) or self.from_last_resort(found)
         if chosen is None:
             return self.failed(found)
         shape_, candidates = chosen
@@ -130,7 +136,10 @@ class _Parser:
             value, notes = strict(self.text)
         except (ValueError, RecursionError) as error:
             refused = refused_at(self.text, error)
-            found = scan(self.text, self.fuel, lambda value: shape(value, self.fuel) is not None, refused)
+            if _ENTITIES.search(self.text) and not _KEY.search(self.text):
+                self.text, refused = html.unescape(self.text), -1
+                self.report.repair("", "HTML entities are read as the characters they stand for")
+            found = scan(self.text, self.fuel, lambda value: is_schema(value) or shape(value, self.fuel) is not None, refused)
             self.report_wrapping(found)
             return found
         return Scan(self.text, [Candidate(value, 0, len(self.text), notes)])
@@ -185,8 +194,7 @@ class _Parser:
         if len(scripts) > 1 and _numbered_apart(scripts):
             used = scripts
         else:
-            rank = {id(item): (len(item.shape.panels) == self.expected, len(item.shape.panels), n) for n, item in enumerate(scripts)}
-            used = [max(scripts, key=lambda item: rank[id(item)])]
+            used = [max(enumerate(scripts), key=lambda entry: self.rank(scripts, *entry))[1]]
         have = {name for item in used for name in item.shape.values}
         for item in usable:
             if item not in used and "panels" not in item.shape.values and not have & set(item.shape.values):
@@ -197,12 +205,46 @@ class _Parser:
             self.report.warning("", f"{left} other JSON objects stand in the text and are not used")
         return join(item.shape for item in used), [item.candidate for item in used]
 
+    def rank(self, scripts: list[_Found], n: int, item: _Found) -> tuple:
+        """Of several scripts the one with the expected number counts, then one that is not taken back, then the longest."""
+        count = len(item.shape.panels)
+        return count == self.expected, not self.is_taken_back(scripts, n), count, n
+
+    def is_taken_back(self, scripts: list[_Found], n: int) -> bool:
+        """Whether a whole script follows, after words of correction or because this one breaks off."""
+        if n + 1 >= len(scripts) or scripts[-1].candidate.truncated:
+            return False
+        own, following = scripts[n].candidate, scripts[n + 1].candidate
+        between = self.text[own.end : following.start]
+        corrected = bool(corrections().search(between[:2000])) or n + 2 < len(scripts) and self.is_taken_back(scripts, n + 1)
+        return own.truncated or corrected
+
     def has_content(self, form: Shape, built: Built) -> bool:
         script = built.script
         filled = any(not isinstance(panel, dict) or any(v not in (None, "", [], {}) for v in panel.values()) for panel in form.panels)
         return bool(script.panels and filled) or bool(script.dialogue)
 
-    # -- last attempts ------------------------------------------------------------------------------------------
+    # -- other forms --------------------------------------------------------------------------------------------
+
+    def from_layout(self, found: Scan, chosen: tuple[Shape, list[Candidate]] | None) -> tuple[Shape, list[Candidate]] | None:
+        """A script in the form of YAML or of tables, if it holds no fewer panels than the JSON in the text (which may
+        be small lists inside of it); else what was chosen."""
+        if chosen and chosen[0].kind == "script" and chosen[0].panels:
+            return chosen
+        for readings in (outlines(found.answer, self.fuel), tables(found.answer)):
+            parts = [(form, reading) for reading in readings if (form := shape(reading.value, self.fuel))]
+            parts = [(form, reading) for form, reading in parts if not is_schema(reading.value) and form.kind == "script"]
+            form = join(part for part, _ in parts) if parts else None
+            if form is None or not form.panels or len(form.panels) < len(chosen[0].panels if chosen else []):
+                continue
+            if not any(_names_panels(reading.value) for _, reading in parts) and len(panels_in_prose(found.answer)) >= len(form.panels):
+                continue  # "Panel 1" as a heading over lines that look like an outline
+            if is_placeholder(form):
+                self.placeholder = True
+                continue
+            return form, [Candidate(r.value, 0, 0, r.notes, r.truncated, r.open_ids) for _, r in parts]
+        return chosen
+
 
     def from_prose(self, found: Scan) -> tuple[Shape, list[Candidate]] | None:
         texts = [text for candidate in found.candidates for text in _leaves(candidate.value)]
@@ -235,6 +277,10 @@ def _leaves(value: Any) -> list[str]:
         elif isinstance(item, (dict, list)) and depth < 3:
             waiting += [(inner, depth + 1) for inner in list(item.values() if isinstance(item, dict) else item)[:64]]
     return texts
+
+
+def _names_panels(value: Any) -> bool:
+    return isinstance(value, dict) and any(aliases("script").get(normalise_key(key)) == "panels" for key in value)
 
 
 def _numbered_apart(scripts: list[_Found]) -> bool:

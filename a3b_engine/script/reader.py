@@ -12,11 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import strings
+from .brackets import PANEL_LISTS, Brackets
 from .frame import Frame
 from .numerals import number
 from .report import quote
 from .strings import CLOSE_ARRAY, CLOSE_OBJECT, COLONS, COMMAS, OPEN_ARRAY, OPEN_OBJECT, QUOTES
-from .vocabulary import normalise_key, script_only_keys
+from .vocabulary import normalise_key
 
 MAX_DEPTH = 48
 MAX_NOTES = 400
@@ -30,8 +31,6 @@ _WORD_END = re.compile(r"[,\uff0c\n{}\[\]\uff5b\uff5d\uff3b\uff3d]")
 _WORD_START = re.compile(r"[^\W_]|[_$<(-]")
 _CODE = re.compile(r"[=(]")  # in a list such a word is program text, not an entry
 _FENCE = "```"
-PANEL_LISTS = frozenset(("panels", "shots", "scenes", "storyboard", "\u5206\u955c"))
-SIDE_LISTS = frozenset(("dialogue", "dialogues", "characters", "\u5bf9\u8bdd", "\u89d2\u8272"))
 
 
 class Unreadable(ValueError):
@@ -66,12 +65,13 @@ def read_value(text: str, start: int, fuel: Fuel) -> Reading:
     return _Reader(text, fuel).read(start)
 
 
-class _Reader:
+class _Reader(Brackets):
     def __init__(self, text: str, fuel: Fuel) -> None:
         self.text = text
         self.fuel = fuel
         self.stack: list[Frame] = []
         self.reading = Reading(None, 0)
+        self.restart: int | None = None  # where the writer began the script again
 
     def note(self, what: str, element: bool = False) -> None:
         if len(self.reading.notes) < MAX_NOTES:
@@ -111,8 +111,9 @@ class _Reader:
     def cut(self, pos: int) -> Reading:
         self.reading.truncated = True
         self.reading.open_ids = frozenset(id(frame.value) for frame in self.stack)
-        self.reading.end = pos
-        self.note("the text ends here before the brackets are closed")
+        self.reading.end = pos if self.restart is None else self.restart
+        if self.restart is None:
+            self.note("the text ends here before the brackets are closed")
         return self.reading
 
     def step(self, pos: int) -> int:
@@ -138,24 +139,6 @@ class _Reader:
             return pos
         return self.value(frame, pos, char)
 
-    def key_in_list(self, frame: Frame, pos: int) -> bool:
-        """A known key among the entries of a list: the list was not closed before it, or an object not opened."""
-        word = strings.key_ahead(self.text, pos)
-        if not word or not strings.is_known_key(word):
-            return False
-        last = frame.value[-1] if frame.value else None
-        again = isinstance(last, dict) and normalise_key(word) not in script_only_keys()  # one more of its kind
-        if frame.value and not again and frame.parent and frame.parent.is_object:
-            self.note("a missing ] is read as if it stood before a key of the object around it")
-            self.pop()
-            self.stack[-1].needs_comma = False
-        else:
-            self.note("a missing { is read as if it stood before a key", element=True)
-            fresh = Frame(True, frame)
-            frame.value.append(fresh.value)
-            self.stack.append(fresh)
-        return True
-
     def comma(self, frame: Frame, pos: int, char: str) -> int:
         if frame.key is not None:
             self.note("a value is missing; read as null")
@@ -172,55 +155,19 @@ class _Reader:
             raise Unreadable(f"brackets are nested more than {MAX_DEPTH} deep")
         if self.text[pos] not in "{[":
             self.note_style("full-width brackets are read as JSON brackets")
-        frame = Frame(self.text[pos] in OPEN_OBJECT, self.stack[-1] if self.stack else None)
+        frame = Frame(self.text[pos] in OPEN_OBJECT, self.stack[-1] if self.stack else None, pos)
         self.stack.append(frame)
         return pos + 1
 
-    def pop(self) -> None:
-        frame = self.stack.pop()
-        if frame.key is not None:
-            frame.value[frame.key] = None
-        if self.stack:
-            self.placed(self.stack[-1])
-
-    def close(self, pos: int, object_bracket: bool) -> int:
-        frame = self.stack[-1]
-        if frame.is_object == object_bracket:
-            if frame.key is not None:
-                self.note("a value is missing; read as null")
-            elif frame.after_comma:
-                self.note("a trailing comma is left out")
-            self.pop()
-            return pos + 1
-        name = self.text[pos]
-        if self.is_surplus(pos, object_bracket):
-            self.note(f"a surplus {name} is left out")
-            return pos + 1
-        self.note(f"a missing {'}' if frame.is_object else ']'} is read as if it stood before {name}")
-        self.pop()
-        return pos  # the bracket is looked at again from outside
-
-    def is_surplus(self, pos: int, object_bracket: bool) -> bool:
-        if not any(frame.is_object == object_bracket for frame in self.stack):
-            return True
-        after = strings.skip(self.text, pos + 1)
-        if after >= len(self.text) or self.text[after] not in COMMAS:
-            return False
-        after = strings.skip(self.text, after + 1)
-        if object_bracket:  # inside an array: "}" and then one more element
-            return after < len(self.text) and self.text[after] in OPEN_OBJECT and len(self.stack) <= 2
-        found = strings.key_ahead(self.text, after)
-        return bool(found) and normalise_key(found) not in script_only_keys()
-
     def key(self, frame: Frame, pos: int, char: str) -> int:
-        if char in OPEN_OBJECT and not frame.value and not frame.after_comma:
-            self.note("a surplus { is left out")
-            return pos + 1
-        if char in OPEN_OBJECT and len(self.stack) > 1 and not self.stack[-2].is_object:
-            self.note("a missing } is read as if it stood before {")
-            self.pop()
-            return pos
+        if char in OPEN_OBJECT:
+            after = self.object_among_keys(frame, pos)
+            if after is not None:
+                return after
         if char in QUOTES:
+            if strings.is_doubled(self.text, pos):
+                self.note_style("a surplus quotation mark before a key is left out")
+                pos += 1
             end = strings.key_end(self.text, pos)
             if end is None:
                 raise Unreadable(f"no colon after the key {quote(self.text[pos : pos + 40])}")
@@ -250,7 +197,7 @@ class _Reader:
         if pos >= len(self.text):
             return pos
         no_colon = self.text[pos] in QUOTES or self.text[pos] in OPEN_OBJECT + OPEN_ARRAY or self.text[pos].isdecimal()
-        if frame.bare and self.text[pos] == "=":
+        if self.text[pos] == "=":
             self.note_style("= is read as a colon")
             pos += self.text.startswith("=>", pos)
         elif no_colon:
@@ -260,6 +207,12 @@ class _Reader:
             raise Unreadable(f"no colon at {quote(self.text[pos : pos + 40])}")
         elif self.text[pos] != ":":
             self.note_style("a full-width colon is read as a colon")
+        if self.starts_again(word, frame):
+            self.note("the script begins again here; what stood before is not whole")
+            self.stack.pop()
+            self.stack[-1].value.pop()
+            self.restart = frame.start
+            return len(self.text)
         if normalise_key(word) in PANEL_LISTS and frame.value and len(self.stack) > 2 and self.in_side_list():
             self.note(f"a missing }} and ] are read as if they stood before {quote(word)}")
             self.pop()
@@ -272,20 +225,6 @@ class _Reader:
             self.note(f"the key {quote(word)} stands twice; the last one counts")
         frame.key, frame.after_comma = word, False
         return pos + 1
-
-    def in_side_list(self) -> bool:
-        """Whether the innermost object is a row of the dialogue or one of the characters."""
-        around = self.stack[-3]
-        return not self.stack[-2].is_object and around.is_object and normalise_key(around.key or "") in SIDE_LISTS
-
-    def next_object(self, frame: Frame) -> Frame:
-        """Close the object and open another one in the same list."""
-        self.pop()
-        fresh = Frame(True, self.stack[-1])
-        fresh.bare = frame.bare
-        self.stack[-1].value.append(fresh.value)
-        self.stack.append(fresh)
-        return fresh
 
     def value(self, frame: Frame, pos: int, char: str) -> int:
         prefix = _STRING_PREFIX.match(self.text, pos)
@@ -347,6 +286,10 @@ class _Reader:
             self.note(f"the text ends inside this value; {quote(self.text[pos + 1 : end.stop])} is not kept", element=True)
             return len(self.text)
         start = pos + (3 if end.kind == "triple" else 1)
+        doubled = strings.doubled_mark(self.text, start, end) if end.kind == "closed" else (0, 0)
+        if any(doubled):
+            self.note("a doubled quotation mark is read as one", element=True)
+            start, end = start + doubled[0], end._replace(stop=end.stop - doubled[1], stray=0)
         if opener != '"' or end.kind in ("mixed", "triple"):
             self.note_style("other quotation marks are read as JSON quotation marks")
         if end.stray:
@@ -382,6 +325,9 @@ class _Reader:
         word = self.text[pos : found.start()].strip()
         if not frame.is_object and _CODE.search(word):
             raise Unreadable(f"program text at {quote(word, 40)}")
+        if not frame.is_object and frame.value and isinstance(frame.value[-1], dict):
+            self.note(f"{quote(word)} between objects is no entry; left out", element=True)
+            return found.start()
         if word[-1:] in QUOTES and word.count(word[-1]) == 1:
             word = word[:-1]  # only its first mark is missing
         self.note(f"{quote(word)} without quotation marks is read as text", element=True)

@@ -57,4 +57,6 @@ def _all_from(value: Any, source: str) -> bool:
             waiting += item
         elif isinstance(item, str) and _SPACES.sub(" ", item).strip() not in haystack:
             return False
+        elif isinstance(item, float) and str(item) not in source:  # "1." would become the text 1.0
+            return False
     return True

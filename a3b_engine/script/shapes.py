@@ -13,7 +13,8 @@ from .locate import scan, strict
 from .numerals import CJK, WORDS, spelled
 from .reader import Fuel, Unreadable, read_value
 from .report import quote
-from .vocabulary import aliases, find_shots, normalise_key, prose_markers
+from .samples import is_schema
+from .vocabulary import aliases, normalise_key, prose_markers
 
 MAX_NESTING = 5
 _LOOK_AT = 64  # entries of a container that are looked at to see what it is
@@ -25,21 +26,9 @@ _NUMBERED = re.compile(
     rf"(?:{'|'.join(map(re.escape, prose_markers()))}|page|chapter|strip|part)?_?(?:\u7b2c)?"
     rf"(\d{{1,4}}|{'|'.join(WORDS)}|[{CJK}]{{1,3}})(?:\u683c|\u5e55|\u955c|\u9801|\u9875|\u30b3\u30de\u76ee?)?$"
 )
-_PLACEHOLDER = re.compile(
-    r"\s*(?:\.{2,}|\u2026+|<[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|string|str|text|integer|int|number|todo|tbd|_+|-+|x{2,})?\s*$",
-    re.IGNORECASE,
-)
-# In a sample that lists several shots as the value of one: "string, what happens", "(what happens)".
-_DESCRIBED = re.compile(
-    r"\s*(?:(?:string|str|text|integer|int|number|list|array)\b\s*[,:;(|\-].*|\([^()]*\)|\uff08[^\uff08\uff09]*\uff09)\s*\Z",
-    re.IGNORECASE | re.DOTALL,
-)
-_SCHEMA_WORDS = frozenset("type enum items properties $ref anyOf oneOf allOf const description".split())
 # Keys of an answer of a server and not of a script: what stands beside them is no picture.
 _ENVELOPE = frozenset(("error", "errors", "refusal", "message", "choices", "finish_reason"))
 _CHAT_ROLES = ("assistant", "system", "user", "model", "bot", "tool")
-_ELLIPSIS = re.compile(r"\s*(?:\.{2,}|\u2026+)\s*$")
-_SPOKEN = ("line", "caption", "sfx", "dialogue")  # where "..." is silence, not a placeholder
 
 
 @dataclass
@@ -56,21 +45,6 @@ class Shape:
     def panels(self) -> list:
         """The raw panels, possibly none."""
         return self.values.get("panels") or []
-
-
-def is_schema(value: Any) -> bool:
-    """Whether a value describes data instead of being data."""
-    if not isinstance(value, dict):
-        return False
-    if "$schema" in value or "$defs" in value:
-        return True
-    if isinstance(value.get("properties"), dict) and ("type" in value or "required" in value):
-        return True
-    inner = value.get("properties")
-    if isinstance(inner, dict) and inner and all(isinstance(v, dict) and _SCHEMA_WORDS & set(v) for v in inner.values()):
-        return True
-    panels = value.get("panels")
-    return isinstance(panels, dict) and "type" in panels and ("items" in panels or "properties" in panels)
 
 
 def kind_of(item: Any) -> str:
@@ -93,6 +67,9 @@ def kind_of_keys(item: dict) -> str:
     """As `kind_of`, without looking through a wrapper."""
     if _is_envelope(item) and not {"shot", "visual_prompt", "line"} & set(item):
         return ""
+    content = item.get("content")
+    if isinstance(content, str) and content.lstrip()[:1] in ("{", "[", "`"):
+        return ""  # a script may stand in it
     keys = [normalise_key(key) for key in list(item)[:_LOOK_AT]]
     panel = [key for key in keys if aliases("panel").get(key) in _PANEL_SIGNS]
     row = {aliases("row")[key] for key in keys if key in aliases("row")} - {"panel"}
@@ -206,7 +183,13 @@ def _in_object(value: dict, fuel: Fuel, depth: int) -> Shape | None:
         inside = _nested(value, result, fuel, depth)  # {"content": "Sure: {...}"} is no panel
         if inside and inside.panels:
             return inside
+    if any(map(_holds_list_of_panels, result.extras.values())):  # {"count": 2, "items": [{...}, {...}]} is no panel
+        return _nested(value, result, fuel, depth)
     return _single(value) or _nested(value, result, fuel, depth)
+
+
+def _holds_list_of_panels(entry: Any) -> bool:
+    return isinstance(entry, list) and bool(entry) and kind_of(entry[0]) == "panel" and kind_of(entry[-1]) == "panel"
 
 
 def _single(value: dict) -> Shape | None:
@@ -296,10 +279,13 @@ def _as_list(value: Any, name: str, result: Shape, fuel: Fuel) -> Any:
         return value
     if not isinstance(value, dict) or name == "characters":
         return value
-    if kind_of(value) in ("panel", "row"):
+    holds = any(map(_holds_list_of_panels, value.values()))
+    if kind_of(value) in ("panel", "row") and not holds:
         result.repairs.append((name, "a single object is read as a list of one"))
         return [value]
     entries = list(value.items())
+    if name == "panels" and len(lists := [entry for entry in entries if _holds_list_of_panels(entry[1])]) == 1:
+        entries = lists
     if len(entries) == 1 and isinstance(entries[0][1], list):
         result.repairs.append((name, f"the list was found under the key {quote(entries[0][0])}"))
         return entries[0][1]
@@ -354,31 +340,3 @@ def _value_of(item: dict, level: str, name: str) -> Any:
 def join(parts: Iterable[Shape]) -> Shape:
     """Single panels and rows that stood as objects of their own, as one script."""
     return _joined(list(parts), "several objects are read as one script")
-
-
-def is_placeholder(found: Shape) -> bool:
-    """Whether all the content of a script is of the kind "..." or "<text>" or "close|medium|wide"."""
-    texts, shots = [], []
-    items = [*found.panels, *_rows(found)][: _LOOK_AT * 4]
-    for item in items:
-        if not isinstance(item, dict):
-            texts.append(item)
-            continue
-        for key, entry in item.items():
-            name = aliases("panel").get(normalise_key(key))
-            if name == "shot":
-                shots.append(entry)
-            elif name != "index" and not (name in _SPOKEN and isinstance(entry, str) and _ELLIPSIS.match(entry)):
-                texts += entry if isinstance(entry, list) else [entry]
-    texts = [text for text in texts if isinstance(text, str)]
-    listed = [isinstance(shot, str) and (bool(_PLACEHOLDER.match(shot)) or len(set(find_shots(shot))) > 1) for shot in shots]
-    if texts and any(listed) and all(_PLACEHOLDER.match(text) or _DESCRIBED.match(text) for text in texts):
-        return True
-    if texts:
-        return all(_PLACEHOLDER.match(text) for text in texts) and (not shots or any(listed) or any(texts))
-    return bool(shots) and all(listed)
-
-
-def _rows(found: Shape) -> list:
-    rows = found.values.get("dialogue")
-    return rows if isinstance(rows, list) else []

@@ -34,19 +34,23 @@ COMMAS, COLONS = ",\uff0c\u3001;\uff1b", ":\uff1a"
 _CLOSE = CLOSE_OBJECT + CLOSE_ARRAY
 _STARTS = frozenset(QUOTES | set(OPEN_OBJECT + OPEN_ARRAY))
 
-SPACE = re.compile(r"[\s\ufeff\u200b-\u200f\u2060]*")
+# White space, also where it was escaped one time too many, and a backslash that Markdown sets before a bracket.
+SPACE = re.compile(r"(?:[\s\ufeff\u200b-\u200f\u2060]+|\\[nrt](?=\\[nrt]|\s{0,80}[\"'{}\[\]])|\\(?=[{}\[\]]))*")
 _INDENT = re.compile(r"[ \t\r]{0,200}")
 _CLOSED_LINE = re.compile(r"\}\s{0,80}[,\]}]")
 _COMMENT = re.compile(r"(?://|#|--[ \t])[^\n]{0,2000}|/\*.{0,2000}?\*/|<!--.{0,2000}?-->", re.DOTALL)
 COMMENTS = ("//", "#", "/*", "<!--", "-- ")
 _MARKS = "".join(sorted(QUOTES - {"`"})) + "\u300d\u300f\u00bb"
-_KEY_AHEAD = re.compile(rf"[{_MARKS}]([^{_MARKS}\n{{}}\[\]]{{1,60}})[{_MARKS}]\s*[{COLONS}]")
+_KEY_AHEAD = re.compile(rf"[{_MARKS}]([^{_MARKS}\n{{}}\[\]]{{1,60}})[{_MARKS}]\s*(?:[{COLONS}]|=>?)")
+_CLOSE_RUN, _WHITE = re.compile(rf"[\s{re.escape(_CLOSE)}]{{0,400}}"), re.compile(r"\s+")
+_COLON_AHEAD = re.compile(rf"\s{{0,80}}[{COLONS}]")
 _CUT_KEY_AHEAD = re.compile(rf"[{_MARKS}][^{_MARKS}\n{{}}\[\]:,]{{0,60}}[{_MARKS}]?\s*\Z")
 BARE_KEY = re.compile(rf"([^\W\d][\w$]*(?:[ \-][\w$]+){{0,3}})\s*(?:[{COLONS}]|=>?)")
 _HALF_KEY = re.compile(rf"[{_MARKS}]?([^\W\d][\w$ \-]{{0,40}})[{_MARKS}]?\s*[{COLONS}]")  # one of its two marks missing
 _NO_COLON_KEY = re.compile(rf"[{_MARKS}]([^{_MARKS}\n{{}}\[\]]{{1,60}})[{_MARKS}]\s*(?=[{_MARKS}{{\[\d])")
 _BEFORE_KEY = re.compile(r"\s{0,80}(?:[}\]]\s{0,80}){0,4},\s{0,80}(?:\{\s{0,80})?\Z")
 _AFTER_END = re.compile(r"\s{0,80}(?:[}\]]\s{0,80}){0,4},\s{0,80}(?:\{\s{0,80})?(?=\")")
+_WORDS_BEFORE_END = re.compile(r"[^\"\n{}\[\]]{1,80}\][\s}]{0,80}\Z")  # [{...}, and so on]}
 _VALUE_AHEAD = re.compile(r"-?\d|(?:true|false|null|None|True|False)\b|\.\.\.|\u2026")
 _STOPS = {
     opener: re.compile("[" + re.escape("".join(dict.fromkeys(sure + weak))) + r"\\\n]")
@@ -100,6 +104,8 @@ def key_follows(text: str, pos: int, bare_keys: bool) -> bool:
     """Whether a key and its colon stand at `pos` (a key cut off by the end of the text counts)."""
     if pos >= len(text):
         return True
+    if is_doubled(text, pos):
+        return True
     if _KEY_AHEAD.match(text, pos) or (len(text) - pos < 80 and _CUT_KEY_AHEAD.match(text, pos)):
         return True
     bare = BARE_KEY.match(text, pos, pos + 80)
@@ -121,6 +127,23 @@ def key_ahead(text: str, pos: int) -> str | None:
     """The quoted key that stands at `pos` with its colon, if one does."""
     found = _KEY_AHEAD.match(text, pos)
     return found[1] if found else None
+
+
+def any_key_ahead(text: str, pos: int) -> str | None:
+    """As `key_ahead`, for a key with or without quotation marks (with one of them doubled, too)."""
+    word = key_ahead(text, pos + is_doubled(text, pos))
+    if word is None:
+        bare = BARE_KEY.match(text, pos, pos + 80)
+        word = bare[1] if bare else None
+    return word
+
+
+def is_doubled(text: str, pos: int) -> bool:
+    """Whether two quotation marks stand at `pos` before a known key, where one belongs."""
+    if text[pos : pos + 1] not in QUOTES or text[pos + 1 : pos + 2] != text[pos]:
+        return False
+    word = key_ahead(text, pos + 1)
+    return word is not None and is_known_key(word)
 
 
 def decode(raw: str) -> str:
@@ -166,11 +189,24 @@ def key_end(text: str, pos: int) -> StringEnd | None:
             after = skip(text, at)
             if after >= len(text):
                 return StringEnd(at - 1, at, "closed", 0, False)
-            if text[after] in COLONS:
+            if text[after] in COLONS or text[after] == "=":
                 return StringEnd(at - 1, at, "closed", 0, False)
+            if text[after] == found.group() and _COLON_AHEAD.match(text, after + 1) and is_known_key(text[pos + 1 : at - 1]):
+                return StringEnd(at - 1, after + 1, "half", 0, False)
             if found.group() in sure:
                 missing_colon = (text[after] in _STARTS or text[after].isdecimal()) and is_known_key(text[pos + 1 : at - 1])
                 return StringEnd(at - 1, at, "closed", 0, False) if missing_colon else half_key(text, pos)
+
+
+def doubled_mark(text: str, start: int, end: StringEnd) -> tuple[int, int]:
+    """Characters to leave out at the start and the end of a value whose only stray mark stands right beside one of its
+    own; an inch mark after a digit stays."""
+    mark = text[end.end - 1]
+    if end.stray != 1 or end.stop - start < 2 or mark not in "\"'":
+        return 0, 0
+    if text[start] == mark:
+        return 1, 0
+    return 0, int(text[end.stop - 1] == mark and not text[end.stop - 2].isdigit())
 
 
 def value_end(text: str, pos: int, place: Place) -> StringEnd:
@@ -182,7 +218,7 @@ def value_end(text: str, pos: int, place: Place) -> StringEnd:
             return StringEnd(close, close + 3, "triple", 0, "\n" in text[pos:close])
     sure, _ = _CLOSERS[opener]
     stops = _STOPS[opener]
-    at, stray, raw_newline = pos + 1, 0, False
+    at, stray, raw_newline, tried = pos + 1, 0, False, 0
     while True:
         found = stops.search(text, at)
         if not found:
@@ -198,15 +234,19 @@ def value_end(text: str, pos: int, place: Place) -> StringEnd:
             if stop >= 0:
                 return StringEnd(stop, stop, "newline", stray, raw_newline)
             raw_newline = True
+        elif mark not in sure and tried > MAX_STRAY_QUOTES:
+            continue
         elif _ends_value(text, at, place, strong=mark not in sure):
             return StringEnd(at - 1, at, "closed" if mark in sure else "mixed", stray, raw_newline)
         elif mark in sure:
-            stop = _end_before_key(text, pos + 1, at - 1) if place.in_object else -1
+            stop = _end_before_key(text, pos + 1, at - 1, place)
             if stop >= 0:
                 return StringEnd(stop, stop, "unmarked", stray, raw_newline)
             stray += 1
             if stray > MAX_STRAY_QUOTES:
                 return StringEnd(at, at, "hopeless", stray, raw_newline)
+        else:
+            tried += 1
 
 
 def _end_of_line_value(text: str, start: int, newline: int) -> int:
@@ -231,14 +271,17 @@ def _known_key_after_end(text: str, pos: int, place: Place) -> bool:
     return bool(key) and is_known_key(key[1])
 
 
-def _end_before_key(text: str, start: int, mark: int) -> int:
-    """Where a value ended whose closing mark is missing, if the mark at `mark` opens a known key; -1 if it does not."""
+def _end_before_key(text: str, start: int, mark: int, place: Place) -> int:
+    """Where a value ended whose closing mark is missing, if the mark at `mark` opens a known key (for an entry of a
+    list: after the end of the list); -1 if it does not."""
     key = _KEY_AHEAD.match(text, mark)
     if not key or not is_known_key(key[1]):
         return -1
     low = max(start, mark - 200)
     found = _BEFORE_KEY.search(text[low:mark])
-    return low + found.start() if found and low + found.start() > start else -1
+    if not found or low + found.start() <= start or not (place.in_object or "]" in found.group()):
+        return -1
+    return low + found.start()
 
 
 def _in_comment(text: str, pos: int, end: int) -> bool:
@@ -294,6 +337,14 @@ def _comma_fits(text: str, after: int, place: Place, strong: bool) -> bool:
 
 def _bracket_fits(text: str, pos: int, place: Place, strong: bool) -> bool:
     after = skip(text, pos)
+    if strong and (after >= len(text) or text[after] in _CLOSE):
+        run = _CLOSE_RUN.match(text, pos)
+        whole = len(_WHITE.sub("", run.group())) + 1 == place.depth
+        return whole if run.end() >= len(text) else text[run.end()] in COMMAS
+    if strong and text[after] in COMMAS:
+        following = skip(text, after + 1)
+        opens = text[following : following + 1] in (*OPEN_OBJECT, *OPEN_ARRAY)
+        return opens or following < len(text) and key_follows(text, following, place.bare_keys)
     if after >= len(text) or text[after] in _CLOSE:
         return True
     char = text[after]
@@ -302,6 +353,8 @@ def _bracket_fits(text: str, pos: int, place: Place, strong: bool) -> bool:
         if following >= len(text):
             return True
         if text[following] in _STARTS or text[following] in _CLOSE or text[following] in COMMAS:
+            return True
+        if place.has_array_above and _WORDS_BEFORE_END.match(text, following):
             return True
         return bool(BARE_KEY.match(text, following, following + 80) or half_key(text, following) or _VALUE_AHEAD.match(text, following))
     if char in _STARTS:

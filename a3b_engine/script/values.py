@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from typing import Any
 
 from . import schema
 from .numerals import NumberText, spelled
 from .report import Report, quote
 from .strings import join_surrogates
-from .vocabulary import aliases, find_shots, normalise_key, reading_direction
+from .vocabulary import aliases, find_shots, nothing_words, normalise_key, reading_direction
 
 _SPLIT = re.compile(r"\s*[,;/&\uff0c\u3001\uff1b]\s*")
+_QUOTED = re.compile(r"\s*(?:\"([^\"]+)\"|\u201c([^\u201c\u201d]+)\u201d|\u300c([^\u300c\u300d]+)\u300d)\s*\Z")
 _DIGITS = re.compile(r"(?<![\d.])\d{1,7}(?![\d.])(?!(?!st\b|nd\b|rd\b|th\b)[A-Za-z])")  # not those inside a hash
 _EXTRA_NAME = re.compile(r"[^\W\d]\w{0,39}\Z")
 
@@ -65,6 +67,9 @@ class Values:
 
     def pieces(self, value: Any, place: str) -> list[str]:
         """As `listed`, of any length."""
+        if isinstance(value, str) and value.strip().casefold() in nothing_words():
+            self.report.repair(place, f"{quote(value)} says that there is none; left empty")
+            return []
         if isinstance(value, str) and value.strip():
             parts = [part for part in _SPLIT.split(self.text(value, place).strip()) if part]
             self.report.repair(place, "a text is read as a list, split at its commas")
@@ -109,7 +114,8 @@ class Values:
             whole = math.isfinite(value) and value == int(value) and 0 <= value <= schema.MAX_INDEX
             return int(value) if whole else None
         if isinstance(value, str):
-            found = _DIGITS.search(value[:80])
+            value = unicodedata.normalize("NFKC", value[:80])  # circled numbers are digits
+            found = _DIGITS.search(value)
             if found:
                 return int(found.group()) if int(found.group()) <= schema.MAX_INDEX else None
             return spelled(value[:20])
@@ -167,3 +173,9 @@ class Values:
 
 def _plain(value: Any) -> Any:
     return float(value) if isinstance(value, NumberText) else value
+
+
+def unquoted(text: str) -> str:
+    """What is said in a sentence `"Wait!"`, without the marks around the whole of it."""
+    found = _QUOTED.match(text)
+    return found[1] or found[2] or found[3] if found else text

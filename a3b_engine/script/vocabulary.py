@@ -16,6 +16,7 @@ from .schema import SHOTS
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _JOINERS = re.compile(r"[\s\-./]+")
 _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060\ufeff]")
+_AROUND = re.compile(r"^[\W_]+(?=\w)|^\s*\d{1,2}[.)]\s+(?=[^\W\d])|[\W_]+$")  # pictures, numbers and marks around a key
 _ACCENTS = re.compile("[\u0300-\u036f]")
 _NOT_WORD = re.compile(r"[\W_]+")
 _LONGEST_KEY = 60
@@ -29,14 +30,14 @@ def _table() -> dict:
 
 
 def normalise_key(key: str) -> str:
-    """`visualPrompt`, `Visual Prompt`, `visual-prompt` -> `visual_prompt`; CJK stays as it is."""
+    """`visualPrompt`, `Visual Prompt`, `visual-prompt` -> `visual_prompt`, `No.` -> `no`; CJK stays as it is."""
     return _normalised(key[:_LONGEST_KEY])
 
 
 @lru_cache(maxsize=4096)
 def _normalised(key: str) -> str:
     key = _INVISIBLE.sub("", unicodedata.normalize("NFKC", key))
-    key = _CAMEL.sub("_", key.strip().strip("*#_\"'`:"))
+    key = _CAMEL.sub("_", _AROUND.sub("", key))
     return _JOINERS.sub("_", key).casefold()
 
 
@@ -90,6 +91,12 @@ def find_shots(text: str) -> list[str]:
     return []
 
 
+def whole_shot(text: str) -> bool:
+    """Whether a text is the name of a shot and nothing else, in at least two words or not in Latin letters."""
+    squeezed = _squeeze(text[:_LONGEST_SHOT_TEXT])
+    return squeezed in _shot_words() and (" " in squeezed or not squeezed.isascii())
+
+
 def reading_direction(text: str) -> str | None:
     """`ltr`, `rtl` or `vertical` for a word in any listed language, else None."""
     squeezed = _squeeze(text[:_LONGEST_SHOT_TEXT])
@@ -106,13 +113,55 @@ def prose_markers() -> list[str]:
 
 
 @lru_cache(maxsize=1)
-def refusals() -> list[str]:
-    """Phrases (case-folded) that a refusal begins with."""
-    return [phrase.casefold() for phrase in _table()["refusals"]]
+def sample_words() -> list[str]:
+    """Words (case-folded, longest first) that name or describe a field in a sample of the format."""
+    return sorted(map(str.casefold, _table()["sample_words"]), key=len, reverse=True)
+
+
+@lru_cache(maxsize=1)
+def nothing_words() -> frozenset[str]:
+    """Words (case-folded) that stand where a panel has no dialogue, no props and so on."""
+    return frozenset(map(str.casefold, _table()["nothing_words"]))
+
+
+@lru_cache(maxsize=1)
+def corrections() -> re.Pattern:
+    """Words between two answers that say that the second replaces the first."""
+    words = _table()["corrections"]
+    return re.compile("|".join(rf"\b{re.escape(word)}" if word.isascii() else re.escape(word) for word in words), re.IGNORECASE)
+
+
+def _plain_case(text: str) -> str:
+    return text.casefold().replace("\u2019", "'")
+
+
+@lru_cache(maxsize=1)
+def _refusals() -> tuple[str, ...]:
+    return tuple(_plain_case(phrase) for phrase in _table()["refusals"])
+
+
+@lru_cache(maxsize=1)
+def _refused() -> tuple[str, ...]:
+    return tuple(_plain_case(word) for word in _table()["refused"])
 
 
 def is_refusal(text: str) -> bool:
     """Whether a text is a model that refuses: it begins as one and names what is refused. A person of the story who
     says "I can't sleep" does not."""
-    start = text[:300].strip(" \t\r\n\"'*.").casefold()
-    return any(start.startswith(phrase) for phrase in refusals()) and any(word in start for word in _table()["refused"])
+    start = _plain_case(text[:300].strip(" \t\r\n\"'*."))
+    return start.startswith(_refusals()) and any(word in start for word in _refused())
+
+
+def sounds_like_refusal(answer: str) -> bool:
+    """As `is_refusal`, for a whole answer that holds no script: its first words are enough, or words further on that
+    name what is refused."""
+    start = _plain_case(answer[:400].strip(" \t\r\n\"'*."))
+    if start.startswith(_refusals()):
+        return True
+    return any(phrase in start for phrase in _refusals()) and any(word in start for word in _refused())
+
+
+def is_error_message(answer: str) -> bool:
+    """Whether an answer is the message of a server or a program that failed."""
+    start = answer[:200].casefold()
+    return any(sign in start for sign in _table()["error_signs"])

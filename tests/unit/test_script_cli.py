@@ -70,3 +70,22 @@ def test_j13_truncated(choice, count):
     code, out, _ = parse("--on-error", choice, text=CUT)
     value = json.loads(out)
     assert code == 0 and value["status"] == "truncated" and len(value["panels"]) == count
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\x00" * 100, bytes(range(256)) * 40, b"\xff\xfe{", b"\xff\xfe" + SCRIPT.encode("utf-16-le"), b"\xef\xbb\xbf" + SCRIPT.encode(), b"{" * 5000, b"\xed\xa0\xbd"],
+)
+@pytest.mark.parametrize("choice", ["stop", "placeholder"])
+def test_any_bytes_give_json_or_one_line(data, choice):
+    code, out, err = parse("-", "--on-error", choice, data=data)
+    assert code in (0, 2) and "Traceback" not in err
+    assert json.loads(out)["panels"] if code == 0 else out == "" and err.count("\n") == 1
+
+
+def test_every_form_that_is_read_is_printed_under_the_same_names():
+    table = "| Panel | Shot | Action |\n|---|---|---|\n| 1 | wide | a door |\n"
+    outline = "panels:\n- index: 1\n  shot: wide\n  action: a door\n"
+    outputs = [json.loads(parse(text=text)[1]) for text in (table, outline, '{"panels":[{"index":1,"shot":"wide","action":"a door"}]}')]
+    assert outputs[0]["panels"] == outputs[1]["panels"] == outputs[2]["panels"]
+    assert [output["status"] for output in outputs] == ["repaired", "repaired", "ok"]

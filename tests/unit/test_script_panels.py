@@ -43,7 +43,6 @@ def test_own_visual_prompt_is_kept_between_prefix_and_suffix():
     out = lists({"visual_prompt": "a lamp, at night", "action": "x"}, style_prefix="A", style_suffix="B")
     assert out.prompt == ["A, a lamp, at night, B"]
     assert lists({"visual_prompt": " a lamp. "}).prompt == ["a lamp."]
-    assert any("Rin without the look" in line for line in lists({"visual_prompt": "Rin runs"}).report)
 
 
 def test_names_are_words_in_their_own_spelling():
@@ -96,11 +95,68 @@ def test_dialogue_without_panels():
         with pytest.raises(ScriptError, match="no panels, only 1 dialogue rows"):
             panel_lists(result, on_error=choice)
     assert panel_lists(result, on_error="placeholder").dialogue == ["Rin: hi"]
+    later = parse_script('{"dialogue":[{"panel":3,"speaker":"Rin","line":"hi"},{"panel":900,"speaker":"Rin","line":"far"}]}')
+    out = panel_lists(later, on_error="placeholder")
+    assert out.count == 64 and out.dialogue[2] == "Rin: hi" and out.spoken.line == ["hi"]
+    assert "warning: dialogue: 1 rows of panels that are not there are left out" in out.report
+
+
+def test_dialogue_goes_with_the_panel_that_was_cut_off():
+    """Read back, it would be put into the mouth of a neighbour."""
+    text = '{"dialogue":[{"panel":1,"speaker":"Rin","line":"hi"},{"panel":2,"speaker":"Tom","line":"no"}],"panels":[{"index":1,"shot":"wide","action":"a"},{"index":2,"shot":"close","action":"b and'
+    out = panel_lists(parse_script(text), on_error="keep")
+    assert out.index == [1] and out.spoken.line == ["hi"] and "no" not in out.script_json
+    assert "warning: dialogue: 1 rows of panels that are not there are left out" in out.report
+    assert parse_script(out.script_json).script.dialogue[0].line == "hi"
+
+
+def test_spoken_rows_are_flat_and_in_reading_order():
+    script = ComicScript.model_validate(
+        {
+            "panels": [{"index": 2}, {"index": 5}],
+            "dialogue": [
+                {"panel": 5, "speaker": "tom", "line": "c"},
+                {"panel": 2, "speaker": "rin", "line": "a", "emotion_tag": "glad"},
+                {"panel": 2, "speaker": "", "line": "b"},
+                {"panel": 5, "speaker": "tom", "line": "d"},
+            ],
+        }
+    )
+    out = panel_lists(script)
+    assert (out.spoken.speaker, out.spoken.line) == (["rin", "", "tom", "tom"], ["a", "b", "c", "d"])
+    assert (out.spoken.emotion, out.spoken.panel) == (["glad", "", "", ""], [2, 2, 5, 5])
+    assert out.speakers == ["rin", "tom"] and out.dialogue == ["rin: a\nb", "tom: c\ntom: d"]
+
+
+def test_silence_is_one_empty_row_of_the_first_panel():
+    script = ComicScript.model_validate({"panels": [{"index": 4}, {"index": 5}]})
+    spoken = panel_lists(script).spoken
+    assert (spoken.speaker, spoken.line, spoken.emotion, spoken.panel) == ([""], [""], [""], [4])
+
+
+def test_looks_of_a_panel_are_a_line_each_in_its_order():
+    panel = {"characters": ["Tom", "a crowd", "rin", "Tom", "nolook"]}
+    nameless = {"id": "nolook", "name": "No Look", "look": ""}
+    two_lines = {**RIN, "look": "girl of ten,\nred hair"}
+    script = ComicScript.model_validate({"characters": [two_lines, TOM, nameless], "panels": [panel, {}]})
+    out = panel_lists(script)
+    assert out.looks == ["old man with a grey beard\na crowd\ngirl of ten, red hair\nnolook", ""]
+    assert out.people == [4, 0]
+    assert out.cast == "Rin: girl of ten, red hair\nTom: old man with a grey beard\nNo Look"
+
+
+def test_many_remarks_are_cut_short():
+    out = lists(*[{"visual_prompt": "word " * 90}] * 60)
+    assert sum("CLIP tokens; SD1.5" in line for line in out.report) == 40
+    assert any(line == "info: panels: 20 more remarks of this kind are left out" for line in out.report)
 
 
 def test_long_prompts_are_reported():
     out = lists({"visual_prompt": "word " * 90})
     assert any("about 90 CLIP tokens" in line for line in out.report)
+    assert "info: prompts: CLIP tokens, about: 90" in out.report
+    short = lists({"visual_prompt": "a lamp"}, {"visual_prompt": "a lamp, at night"})
+    assert short.report == ["info: prompts: CLIP tokens, about: 2, 5"]
 
 
 @pytest.mark.parametrize("text_language", ["en", "zh"])
@@ -129,4 +185,4 @@ def test_unknown_preset_is_named():
 def test_script_json_reads_back_as_ok():
     out = lists({"shot": "close", "characters": ["rin"], "action": "waits", "caption": "\u96e8"})
     again = parse_script(out.script_json)
-    assert again.status == "ok" and again.script.model_dump() == json.loads(out.script_json)
+    assert again.status == "ok" and {"version": 1, **again.script.model_dump()} == json.loads(out.script_json)

@@ -15,7 +15,7 @@ from .environment import TEST_REQUIREMENTS, ensure_requirements, ensure_venv
 from .hosts import current_host, ensure_2024_host
 from .paths import ROOT, WORK
 
-SUITES = ("unit", "parity", "host", "browser", "gpu")
+SUITES = ("unit", "fuzz", "parity", "host", "browser", "gpu")
 RESULTS = WORK / "results"
 TEST_LIMIT = 600  # seconds for one test before it counts as hung
 SUITE_LIMIT = 3000
