@@ -2,12 +2,26 @@
 
 from . import host
 from .build_prompt import A3BBuildPrompt
+from .edit_script import A3BEditScript
 from .encode_image import A3BEncodeImage
 from .generate import A3BGenerate
 from .load_model import A3BLoadModel
+from .load_script import A3BLoadScript
 from .parse_panels import A3BParsePanels
+from .pick_panel import A3BPickPanel
+from .save_script import A3BSaveScript
 
-NODES = (A3BLoadModel, A3BEncodeImage, A3BBuildPrompt, A3BGenerate, A3BParsePanels)
+NODES = (
+    A3BLoadModel,
+    A3BEncodeImage,
+    A3BBuildPrompt,
+    A3BGenerate,
+    A3BParsePanels,
+    A3BPickPanel,
+    A3BEditScript,
+    A3BSaveScript,
+    A3BLoadScript,
+)
 
 NODE_CLASS_MAPPINGS = {node.NODE_ID: node for node in NODES}
 NODE_DISPLAY_NAME_MAPPINGS = {node.NODE_ID: node.TITLE for node in NODES}

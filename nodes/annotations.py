@@ -279,7 +279,7 @@ def node(
     """Class decorator for functions; see the module's head.
 
     `validate` gets the inputs it names (core's own checks are off for those) and returns True or an error sentence;
-    `fingerprint` gets the inputs it names and returns a value that changes when the node has to run again.
+    `fingerprint` gets the inputs it names (links as None) and returns a value that changes when the node has to run again.
     """
 
     def build(function: Callable) -> type:
@@ -319,9 +319,10 @@ def node(
         if validate is not None:
             members["VALIDATE_INPUTS"] = staticmethod(validate)
         if fingerprint is not None:
-            wanted = list(inspect.signature(fingerprint).parameters)
-            # ComfyUI passes every input here, links as None.
-            members["IS_CHANGED"] = staticmethod(lambda **inputs: fingerprint(*(inputs.get(name) for name in wanted)))
+            asked = inspect.signature(fingerprint).parameters.values()
+            wanted = {parameter.name: None if parameter.default is parameter.empty else parameter.default for parameter in asked}
+            # ComfyUI passes every input that the prompt has; one left out of an API prompt is no link.
+            members["IS_CHANGED"] = staticmethod(lambda **inputs: fingerprint(*(inputs.get(name, absent) for name, absent in wanted.items())))
         return type(node_id, (), members)
 
     return build

@@ -109,6 +109,20 @@ def download_command() -> str:
     return f'hf download Qwen/Qwen3.5-35B-A3B-FP8 --local-dir "{target}"'
 
 
+def output_folder() -> Path:
+    """Where ComfyUI's nodes save."""
+    import folder_paths
+
+    return Path(folder_paths.get_output_directory())
+
+
+def script_folders() -> dict[str, Path]:
+    """Where scripts are read from, by the marks ComfyUI puts behind names ("page.json [output]"); the first needs none."""
+    import folder_paths
+
+    return {"input": Path(folder_paths.get_input_directory()), "output": output_folder()}
+
+
 # -- devices ---------------------------------------------------------------------------------------------------------
 
 

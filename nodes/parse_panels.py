@@ -8,12 +8,16 @@ from typing import Annotated
 from ..a3b_engine.errors import ScriptError
 from ..a3b_engine.script.panels import ON_ERROR, panel_lists
 from ..a3b_engine.script.parse import parse_script
-from ..a3b_engine.script.sizes import SIZE_FAMILIES
 from .annotations import Choice, Int, Output, Shown, Text, node
+from .style_widgets import BaseSeed, OptionalSeedPerScene, SizeFamily, StylePrefix, StyleSuffix
 
 
 def _list(kind: str, name: str, tooltip: str) -> Output:
     return Output(kind, name, f"List, one item a panel. {tooltip}", is_list=True)
+
+
+def _spoken(kind: str, name: str, tooltip: str) -> Output:
+    return Output(kind, name, f"List, one item a spoken row, in reading order. {tooltip}", is_list=True)
 
 
 @node(
@@ -42,18 +46,15 @@ def A3BParsePanels(
             "None ever draws the model's failure.",
         ),
     ] = "stop",
-    style_prefix: Annotated[str, Text(multiline=False, tooltip="Put before every panel's prompt.")] = "",
-    style_suffix: Annotated[str, Text(multiline=False, tooltip="Put after every panel's prompt.")] = "",
-    base_seed: Annotated[
-        int, Int(0, 2**64 - 1, tooltip="Seed of a panel = base_seed + its index.")
-    ] = 0,
-    size_family: Annotated[
-        str, Choice(tuple(SIZE_FAMILIES), tooltip="Image model that draws the panels: gives width and height for each shot.")
-    ] = "sdxl",
+    style_prefix: StylePrefix = "",
+    style_suffix: StyleSuffix = "",
+    base_seed: BaseSeed = 0,
+    size_family: SizeFamily = "sdxl",
     stats: Annotated[
         str,
         Text(multiline=False, optional=True, tooltip="Connect stats of Generate: names the reason when an answer is empty or cut."),
     ] = "",
+    seed_per_scene: OptionalSeedPerScene = False,
 ) -> tuple[
     Annotated[list, _list("STRING", "prompt", "Image prompt.")],
     Annotated[list, _list("STRING", "negative", "Negative image prompt; may be empty.")],
@@ -67,6 +68,13 @@ def A3BParsePanels(
     Annotated[str, Output("STRING", "script", "The whole script as clean JSON.")],
     Annotated[str, Output("STRING", "report", "What was repaired or missing, one remark a line.")],
     Annotated[str, Output("STRING", "joined", "All panels as one readable text.")],
+    Annotated[list, _spoken("STRING", "speakers", "Who speaks. Nobody speaks in the whole script: one empty item.")],
+    Annotated[list, _spoken("STRING", "lines", "What is said: for text-to-speech.")],
+    Annotated[list, _spoken("STRING", "emotions", "Tone of the line; may be empty.")],
+    Annotated[list, _spoken("INT", "line_panels", "Index of the panel the row belongs to.")],
+    Annotated[list, _list("STRING", "looks", "Look of each character in the panel, one a line: for regional prompts.")],
+    Annotated[list, _list("INT", "people", "Number of characters in the panel = lines of looks.")],
+    Annotated[str, Output("STRING", "cast", "All characters with their looks, one a line.")],
 ]:
     """Reads a comic script and hands out its panels as lists: every image node behind them runs once per panel.
 
@@ -81,6 +89,7 @@ def A3BParsePanels(
             base_seed=base_seed,
             size_family=size_family,
             on_error=on_error,
+            seed_per_scene=seed_per_scene,
         )
     except ScriptError as problem:
         raise ScriptError(f"text: {reason} ({problem})" if reason else f"text: {problem}") from None
@@ -95,7 +104,9 @@ def A3BParsePanels(
         panels.index,
     )
     report = "\n".join([*([f"warning: answer: {reason}"] if reason else []), *panels.report])
-    return Shown((*lists, panels.count, panels.script_json, report, panels.joined), panels.joined)
+    spoken = panels.spoken
+    more = (spoken.speaker, spoken.line, spoken.emotion, spoken.panel, panels.looks, panels.people, panels.cast)
+    return Shown((*lists, panels.count, panels.script_json, report, panels.joined, *more), panels.joined)
 
 
 def _unfinished(stats: str) -> str:

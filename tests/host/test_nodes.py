@@ -1,4 +1,4 @@
-"""What a real ComfyUI says about the five nodes."""
+"""What a real ComfyUI says about the nodes."""
 
 import pytest
 
@@ -31,6 +31,10 @@ INPUTS = {
         "stop",
     ],
     "A3BParsePanels": ["text", "panel_count", "on_error", "style_prefix", "style_suffix", "base_seed", "size_family"],
+    "A3BPickPanel": ["script", "number", "when_absent", "style_prefix", "style_suffix", "base_seed", "size_family", "seed_per_scene"],
+    "A3BEditScript": ["script", "patch", "replace", "scope", "whole_words", "match_case", "replace_ids"],
+    "A3BSaveScript": ["script", "filename_prefix"],
+    "A3BLoadScript": ["file", "path"],
 }
 TITLES = {
     "A3BLoadModel": "Load A3B Model",
@@ -38,8 +42,13 @@ TITLES = {
     "A3BBuildPrompt": "Build [[IMG]] Prompt",
     "A3BGenerate": "Generate",
     "A3BParsePanels": "JSON Parse Panels",
+    "A3BPickPanel": "Pick Panel",
+    "A3BEditScript": "Edit Script",
+    "A3BSaveScript": "Save Script",
+    "A3BLoadScript": "Load Script",
 }
 LISTS = ["prompt", "negative", "caption", "dialogue", "seed", "width", "height", "index"]
+LISTS += ["speakers", "lines", "emotions", "line_panels", "looks", "people"]
 
 
 @pytest.fixture(scope="module")

@@ -101,6 +101,8 @@ def _modules(comfy):
     server.PromptServer = types.SimpleNamespace(instance=Server())
     folders = types.ModuleType("folder_paths")
     folders.models_dir = str(comfy.models_dir)
+    folders.get_input_directory = lambda: str(comfy.models_dir.parent / "input")
+    folders.get_output_directory = lambda: str(comfy.models_dir.parent / "output")
     folders.folder_names_and_paths = comfy.folders
     folders.get_folder_paths = lambda key: list(comfy.folders[key][0])
     folders.add_model_folder_path = lambda key, path: comfy.folders.setdefault(key, ([], set()))[0].append(path)

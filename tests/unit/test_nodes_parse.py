@@ -62,11 +62,11 @@ def test_a_cut_answer_is_refused_kept_or_filled_up():
 
 def test_a_reason_is_only_added_when_the_answer_did_not_end_well():
     with pytest.raises(errors.ScriptError) as caught:
-        parse(text="no json", stats=json.dumps({"finish_reason": "stop", "status": "complete: 5 tokens."}))
+        parse(text="a walk in the rain", stats=json.dumps({"finish_reason": "stop", "status": "complete: 5 tokens."}))
     assert "complete" not in str(caught.value)
     for odd in ("not json", "[]", "null", "[" * 100_000, '{"finish_reason": "length", "status": 3}', '{"finish_reason": "length"}'):
         with pytest.raises(errors.ScriptError, match="no JSON"):
-            parse(text="no json", stats=odd)
+            parse(text="a walk in the rain", stats=odd)
 
 
 def test_shown_text_is_for_people():

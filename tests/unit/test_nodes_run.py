@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import sys
 import types
 
@@ -201,10 +202,14 @@ def test_language_and_preset_join_the_instructions():
     assert named.system.startswith("mine") and "Chinese" in named.system
 
 
-PRESETS = NODES["A3BBuildPrompt"].INPUT_TYPES()["optional"]["preset"][0]
+COMICS, JOBS = part("a3b_engine.script.presets").PRESETS, part("a3b_engine.script.presets").JOBS
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESETS if name != "none"])
+def test_presets_are_comics_and_jobs():
+    assert NODES["A3BBuildPrompt"].INPUT_TYPES()["optional"]["preset"][0] == ["none", *COMICS, *JOBS]
+
+
+@pytest.mark.parametrize("preset", COMICS)
 def test_comic_presets_carry_language_and_open_counts(preset, model):
     english, _ = build(text="x", system="mine", language="Japanese", preset=preset)
     assert english.system.endswith("mine") and "Japanese" in english.system and "Answer in" not in english.system
@@ -215,6 +220,41 @@ def test_comic_presets_carry_language_and_open_counts(preset, model):
         generate(model, prompt, panels=17, rounds=29)
         told = engine_of(model).calls[-1][1].system
         assert "17" in told and "29" in told and "{{" not in told
+
+
+@pytest.mark.parametrize("preset", JOBS)
+def test_jobs_are_answered_as_text_in_the_chosen_language(preset, model):
+    """Generate's own default must not press the answer of a plain job into a comic script."""
+    unchosen, _ = build(text="x", preset=preset)
+    japanese, _ = build(text="x", language="Japanese", preset=preset)
+    chinese, _ = build(text="x", language="Chinese", preset=preset)
+    assert ("Japanese" in japanese.system) == (preset != "read_text")  # text is copied as it stands there
+    assert re.search("[\u4e00-\u9fff]", chinese.system) and not re.search("[\u4e00-\u9fff]", japanese.system)
+    for prompt in (unchosen, japanese, chinese):
+        assert "{{" not in prompt.system and prompt.user == "x"
+        generate(model, prompt)
+        assert engine_of(model).calls[-1][3:5] == (None, None)
+
+
+def test_format_follows_the_preset_unless_chosen(model):
+    comic, plain = build(text="x", preset="manga")[0], build(text="x")[0]
+    schema = part("a3b_engine.script.grammar").comic_json_schema
+    generate(model, comic, panels=2, rounds=1)
+    generate(model, plain, panels=2, rounds=1)
+    generate(model, comic, panels=2, rounds=1, format="text")
+    generate(model, plain, panels=2, rounds=1, format="comic script")
+    assert [call[3] for call in engine_of(model).calls] == [schema(2, 1), None, None, schema(2, 1)]
+
+
+def test_the_model_is_told_which_form_the_grammar_will_hold_it_to(model):
+    prompt, _ = build(text="x", preset="manga")
+    told = []
+    for kind in ("comic script", "short comic script", "text"):
+        generate(model, prompt, format=kind)
+        told.append(engine_of(model).calls[-1][1].system)
+    assert told[0] == told[2] and "hort form" not in told[0]
+    assert told[1].startswith(told[0]) and "Short form" in told[1]
+    assert all("{{" not in text for text in told)
 
 
 def test_counts_touch_nothing_else(model):
