@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Annotated, Any
 
 from ..a3b_engine.errors import PromptError
 from ..a3b_engine.prompt import Prompt, build_messages
-from ..a3b_engine.script.presets import JOBS, PRESETS
+from ..a3b_engine.script.presets import JOBS, PRESETS, choose_form
 from .annotations import Choice, Flag, Output, Socket, Text, node
 from .instructions import form_of, preset_instructions
 from .sockets import A3B_IMAGES, A3B_PROMPT
@@ -66,6 +67,8 @@ def A3BBuildPrompt(
 
 
 def _preview(prompt: Prompt) -> str:
+    """Only Generate knows the form of a script: what it may add for the short one is left out here."""
+    prompt = dataclasses.replace(prompt, system=choose_form(prompt.system, short=False))
     turns = build_messages(prompt)  # raises PromptError for wrong counts and for an empty prompt
     return "\n\n".join(f"[{turn['role']}]\n{_readable(turn['content'], prompt.images)}" for turn in turns)
 

@@ -16,7 +16,7 @@ _CHINESE, _ENGLISH_IN_CHINESE = "\u4e2d\u6587", "\u82f1\u6587"
 _OPEN_COUNTS = {"panels": "{{panels}}", "rounds": "{{rounds}}"}
 _UNCHOSEN = {
     "read_text": "as in the picture",
-    "translate": "English (into Chinese if it is English already)",
+    "translate": "English, or into Chinese where it is English already",
 }
 
 

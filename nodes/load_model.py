@@ -53,7 +53,8 @@ def A3BLoadModel(
         Choice(
             host.checkpoint_names,
             tooltip="Folder with config.json and *.safetensors of Qwen3.5-35B-A3B (FP8 or BF16), found under every LLM "
-            "and text_encoders model folder of ComfyUI. Nothing is ever downloaded.",
+            "and text_encoders model folder of ComfyUI. Nothing is ever downloaded. a3b-drawn-scenes-demo comes with the "
+            "pack: a demonstration model for its own drawn scenes, not a small Qwen.",
         ),
     ],
     expert_format: Annotated[

@@ -1,98 +1,148 @@
-"""Takes the README's picture and the example workflows' thumbnails from the real front end.
+"""Takes the README's picture and the example workflows' pictures from the real front end.
 
-    python tools/take_screenshots.py
+    python tools/take_screenshots.py [NAME ...]      (default: all; needs Chromium, selenium and Pillow)
 
-Starts ComfyUI with the pack as the browser tests do (the current one where there is one), opens the canvas workflow on
-the bundled picture, runs it and photographs the canvas. Needs Chromium, selenium and Pillow.
+Starts ComfyUI with the pack as the browser tests do (the current one where there is one), once a language, opens each
+canvas file on the bundled pictures and photographs the canvas: after a run, where the bundled model can give the answer.
 """
 
 from __future__ import annotations
 
-import shutil
+import json
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 for entry in (ROOT, ROOT / "tests" / "host", ROOT / "tests" / "browser"):
     sys.path.insert(0, str(entry))
 
-README_PICTURE = ROOT / "assets" / "workflow.jpg"
-THUMBNAIL = ROOT / "example_workflows" / "comic_script.jpg"
-TWINS = (THUMBNAIL.with_name("comic_script.zh.jpg"),)  # the same graph with other texts, too small to read here
-WINDOW = (3000, 1150)
+FOLDER = ROOT / "example_workflows"
+README_PICTURE = ROOT / "assets" / "workflow.jpg"  # of comic_script in English
+README_WIDTH, WIDTH = 2400, 1600  # pixels
+MOST_BYTES, QUALITIES = 280_000, (88, 84, 80, 75, 70, 60)
+# In this order: redraw_saved_script opens what comic_script saved. The others want the real model, or an image model.
+RUN_FIRST = ("comic_script", "redraw_saved_script", "describe_picture")
+CHECKPOINT = "sd_xl_base_1.0.safetensors"  # an empty file of this name, so that the list knows it
+PAD = 10
+SETTINGS = {"Comfy.Minimap.Visible": False, "Comfy.Graph.CanvasMenu": False, "Comfy.Graph.CanvasInfo": False}
 
-# The nodes are moved to where neither the page's side bar nor its title bar covers them.
-SIDE, TOP = 80, 50
-CANVAS_ONLY = """
-const nodes = app.graph._nodes;
-const left = Math.min(...nodes.map(n => n.pos[0])) - 20, top = Math.min(...nodes.map(n => n.pos[1])) - 80;
-const right = Math.max(...nodes.map(n => n.pos[0] + n.size[0])) + 20;
-const low = Math.max(...nodes.map(n => n.pos[1] + n.size[1])) + 20;
-const box = app.canvas.canvas.getBoundingClientRect();
-const [side, above] = arguments;
-const scale = Math.min((box.width - side) / (right - left), (box.height - above) / (low - top));
-app.canvas.ds.scale = scale;
-app.canvas.ds.offset = [side / scale - left, above / scale - top];
+CLEAR_PAGE = """
+const focus = app.extensionManager?.command;
+if (focus && !app.extensionManager.focusMode) return focus.execute('Workspace.ToggleFocusMode');
+"""
+SHOW_AT_FULL_SIZE = """
+app.canvas.ds.scale = 1;
+app.canvas.ds.offset = [arguments[0], arguments[0]];
 app.canvas.deselectAllNodes();
 app.canvas.draw(true, true);
-return [box.left + side, box.top + above, (right - left) * scale, (low - top) * scale];
+const box = app.canvas.canvas.getBoundingClientRect();
+return [box.left, box.top];
 """
 
 
-def main() -> None:
+def picture_size(canvas: dict) -> tuple[int, int]:
+    """Width and height of what the groups enclose."""
+    boxes = [group["bounding"] for group in canvas["groups"]]
+    return max(x + width for x, _, width, _ in boxes) + 2 * PAD, max(y + height for _, y, _, height in boxes) + 2 * PAD
+
+
+def with_pictures(canvas: dict, names: list[str]) -> dict:
+    """The workflow with the bundled pictures in its Load Image nodes, one after the other."""
+    loaders = [node for node in canvas["nodes"] if node["type"] == "LoadImage"]
+    for node, name in zip(loaders, names):
+        node["widgets_values"][0] = name
+    return canvas
+
+
+def photograph(page, server, canvas: dict, copy: Path, run: bool):
+    """The whole canvas as a Pillow picture."""
     from PIL import Image
+
+    from page import until
+    from tools.runner.client import run_error
+
+    width, height = picture_size(canvas)
+    copy.write_text(json.dumps(canvas, ensure_ascii=False), encoding="utf-8")
+    page.driver.set_window_size(width + 200, height + 300)
+    page.load_file(copy)
+    page.driver.execute_script(CLEAR_PAGE)
+    if run:
+        before = set(server.client.get("/history"))
+        page.driver.execute_script("app.queuePrompt(0, 1)")
+        new = until(lambda: set(server.client.get("/history")) - before, 300, "the run ends")
+        problem = run_error(server.client.history(new.pop()))
+        assert not problem, problem
+        time.sleep(3)  # pictures and texts arrive on the nodes, messages at the page's edge leave
+    for _ in range(2):  # text boxes follow the canvas a moment later
+        left, top = page.driver.execute_script(SHOW_AT_FULL_SIZE, PAD)
+        time.sleep(1)
+    shot = copy.with_suffix(".png")
+    page.screenshot(shot)
+    return Image.open(shot).convert("RGB").crop((round(left), round(top), round(left) + width, round(top) + height))
+
+
+def save(picture, path: Path, width: int) -> None:
+    from PIL import Image
+
+    small = picture.resize((width, round(picture.height * width / picture.width)), Image.LANCZOS)
+    for quality in QUALITIES:
+        small.save(path, quality=quality, optimize=True)
+        if path.stat().st_size <= MOST_BYTES:
+            break
+    print(f"{path.relative_to(ROOT)}: {small.width}x{small.height}, {path.stat().st_size // 1000} kB")
+
+
+def main(names: list[str]) -> None:
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 
-    from comfy_server import CANVAS_SETTINGS, DEMO_MODEL, PICTURE, make_server
+    from comfy_server import CANVAS_SETTINGS
     from conftest import FLAGS
     from hosts import available_hosts
-    from page import ComfyPage, until
+    from page import ComfyPage
     from tools.runner.browser import find_browser
+    from tools.runner.paths import ASSETS
+    from tools.runner.server import SMALL_MODEL, ComfyServer
+    from tools.workflows.description import LANGUAGES
 
-    host = available_hosts()[-1]
+    stems = [*RUN_FIRST, *sorted({path.name.split(".")[0] for path in FOLDER.glob("*.json")} - set(RUN_FIRST))]
     found = find_browser()
-    options = webdriver.ChromeOptions()
-    options.binary_location = found.program
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        for flag in (*FLAGS, f"--window-size={WINDOW[0]},{WINDOW[1]}", f"--user-data-dir={work / 'chromium'}"):
-            options.add_argument(flag)
-        settings = work / "host" / "user" / "default" / "comfy.settings.json"
-        settings.parent.mkdir(parents=True)
-        settings.write_text(CANVAS_SETTINGS, encoding="utf-8")
-        driver = webdriver.Chrome(options=options, service=Service(found.driver))
-        try:
-            with make_server(host, work / "host") as server:
-                picture = server.client.upload_image(PICTURE)
-                page = ComfyPage(driver, server.url)
-                # The front end marks a picture that is not there as missing, so the file names ours from the start.
-                canvas = (ROOT / "example_workflows" / "comic_script.json").read_text(encoding="utf-8")
-                copy = work / "comic_script.json"
-                copy.write_text(canvas.replace("example.png", picture), encoding="utf-8")
-                page.load_file(copy)
-                for name, field, value in (
-                    ("A3BLoadModel", "checkpoint", DEMO_MODEL.name),
-                    ("A3BGenerate", "format", "short comic script"),
-                ):
-                    page.set_widget(name, field, value)
-                page.press_run()
-                until(lambda: any(node["type"] == "SaveImage" and node["pictures"] for node in page.nodes()), 300, "the result")
-                box = driver.execute_script(CANVAS_ONLY, SIDE, TOP)
-                until(lambda: driver.execute_script("return document.readyState === 'complete'"), 30, "the page is drawn")
-                driver.execute_script(CANVAS_ONLY, SIDE, TOP)
-                shot = work / "shot.png"
-                page.screenshot(shot)
-        finally:
-            driver.quit()
-        left, top, width, height = (round(value) for value in box)
-        picture = Image.open(shot).convert("RGB").crop((left, top, left + width, top + height))
-    picture.save(README_PICTURE, quality=85, optimize=True)
-    picture.resize((picture.width // 3, picture.height // 3), Image.LANCZOS).save(THUMBNAIL, quality=85, optimize=True)
-    for twin in TWINS:
-        shutil.copyfile(THUMBNAIL, twin)
+    for language in LANGUAGES:
+        with tempfile.TemporaryDirectory() as folder:
+            work = Path(folder)
+            (work / "checkpoints").mkdir()
+            (work / "checkpoints" / CHECKPOINT).write_bytes(b"")
+            more_paths = work / "more_paths.yaml"
+            more_paths.write_text(json.dumps({"shots": {"checkpoints": str(work / "checkpoints")}}), encoding="ascii")
+            settings = work / "host" / "user" / "default" / "comfy.settings.json"
+            settings.parent.mkdir(parents=True)
+            settings.write_text(json.dumps({**json.loads(CANVAS_SETTINGS), **SETTINGS, "Comfy.Locale": language}), encoding="utf-8")
+            options = webdriver.ChromeOptions()
+            options.binary_location = found.program
+            for flag in (*FLAGS, f"--user-data-dir={work / 'chromium'}"):
+                options.add_argument(flag)
+            server = ComfyServer(
+                available_hosts()[-1], work / "host", environment=SMALL_MODEL, flags=["--extra-model-paths-config", str(more_paths)]
+            )
+            driver = webdriver.Chrome(options=options, service=Service(found.driver))
+            try:
+                with server:
+                    own, other = (server.client.upload_image(ASSETS / f"demo_picture.{name}.png") for name in sorted(LANGUAGES, key=language.__ne__))
+                    page = ComfyPage(driver, server.url)
+                    for stem in stems:
+                        if names and stem not in names and stem != RUN_FIRST[0]:
+                            continue
+                        file = FOLDER / (f"{stem}.json" if language == LANGUAGES[0] else f"{stem}.{language}.json")
+                        canvas = with_pictures(json.loads(file.read_text(encoding="utf-8")), [own, other])
+                        picture = photograph(page, server, canvas, work / file.name, run=stem in RUN_FIRST)
+                        save(picture, file.with_suffix(".jpg"), WIDTH)
+                        if (stem, language) == (RUN_FIRST[0], LANGUAGES[0]):
+                            save(picture, README_PICTURE, README_WIDTH)
+            finally:
+                driver.quit()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

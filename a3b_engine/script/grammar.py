@@ -43,7 +43,7 @@ _BRIEF_LENGTHS = {
     "name": 24,
     "line": 80,
     "emotion_tag": 16,
-    "action": 80,
+    "action": 120,
     "micro_expression": 48,
     "background": 64,
     "light": 48,

@@ -1,6 +1,8 @@
 """A ComfyUI page as a person uses it: open it, load a workflow file, press Run, look at the nodes."""
 
+import json
 import time
+from pathlib import Path
 
 from selenium.webdriver.common.by import By
 
@@ -12,7 +14,15 @@ return app.graph._nodes.map(node => ({
     id: String(node.id), type: node.type, title: node.title, known: node.type in LiteGraph.registered_node_types,
     inputs: (node.inputs || []).map(slot => slot.name), outputs: (node.outputs || []).map(slot => slot.name),
     widgets: (node.widgets || []).map(widget => widget.name),
-    width: node.size[0], height: node.size[1], pictures: (node.imgs || []).length,
+    x: node.pos[0], y: node.pos[1], width: node.size[0], height: node.size[1],
+    pictures: (node.imgs || []).length, wrong: !!node.has_errors,
+}));"""
+
+LINKS = """
+const links = app.graph.links;
+return [...(links instanceof Map ? links.values() : Object.values(links))].map(link => ({
+    from: String(link.origin_id), output: app.graph.getNodeById(link.origin_id)?.outputs[link.origin_slot]?.name,
+    to: String(link.target_id), input: app.graph.getNodeById(link.target_id)?.inputs[link.target_slot]?.name,
 }));"""
 
 SET_WIDGET = """
@@ -27,15 +37,21 @@ const nodes = app.graph._nodes;
 const left = Math.min(...nodes.map(n => n.pos[0])), top = Math.min(...nodes.map(n => n.pos[1])) - 40;
 const right = Math.max(...nodes.map(n => n.pos[0] + n.size[0]));
 const low = Math.max(...nodes.map(n => n.pos[1] + n.size[1]));
-const scale = Math.min(innerWidth / (right - left), innerHeight / (low - top), 1) * 0.9;
+const scale = Math.min((innerWidth - 100) / (right - left), (innerHeight - 120) / (low - top), 1);
 app.canvas.ds.scale = scale;
-app.canvas.ds.offset = [20 / scale - left, 60 / scale - top];
+app.canvas.ds.offset = [80 / scale - left, 60 / scale - top];  // beside the side bar of the current front end
 app.canvas.setDirty(true, true);
 """
 
 TO_API = """
 const done = arguments[arguments.length - 1];
 app.graphToPrompt().then(made => done(made.output), error => done({error: String(error)}));
+"""
+
+
+CONNECTED = """
+const done = arguments[arguments.length - 1];
+import(new URL('/scripts/api.js', location.href)).then(made => done(!!made.api.clientId), () => done(false));
 """
 
 
@@ -62,16 +78,25 @@ class ComfyPage:
             60,
             "the page knows the pack's nodes",
         )
+        # the current front end opens a workflow of its own at last, over whatever was loaded before
+        opened = "return !app.extensionManager || !!app.extensionManager.workflow?.activeWorkflow"
+        until(lambda: driver.execute_script(opened), 60, "the page has opened its first workflow")
+        # a run that is queued before the server has named the page reports its results to nobody
+        until(lambda: driver.execute_async_script(CONNECTED), 60, "the page is connected")
 
     def load_file(self, path) -> None:
         """The Load button's file chooser."""
+        wanted = len(json.loads(Path(path).read_text(encoding="utf-8"))["nodes"])
         self.driver.execute_script("app.graph.clear()")
         self.driver.find_element(By.ID, "comfy-file-input").send_keys(str(path))
-        until(lambda: any(node["type"] == "A3BParsePanels" for node in self.nodes()), 60, "the workflow opens")
+        until(lambda: len(self.nodes()) == wanted, 60, "the workflow opens")
         self.driver.execute_script(SHOW_ALL)  # a node out of sight is not drawn, and loads no pictures
 
     def nodes(self) -> list:
         return self.driver.execute_script(NODES)
+
+    def links(self) -> list:
+        return self.driver.execute_script(LINKS)
 
     def set_widget(self, node_type: str, name: str, value) -> None:
         self.driver.execute_script(SET_WIDGET, node_type, name, value)

@@ -1,17 +1,15 @@
-"""The canvas workflow in the real front end: it opens whole, runs at the press of a button, and shows its result."""
+"""The comic workflow in the real front end: it runs at the press of a button, shows its result, and keeps what is typed."""
 
 import json
 
 import pytest
 
-from comfy_server import DEMO_MODEL, NODES, PANELS, PICTURE, ROOT
+from comfy_server import PANELS, PICTURE, RANDOM_MODEL, ROOT
 from page import ComfyPage, until
 from tools.runner.client import run_error
 from tools.runner.paths import WORK
-from tools.runner.workflow import Workflow
 
 CANVAS = ROOT / "example_workflows" / "comic_script.json"
-CHANGED = {("LoadImage", "image"), ("LoadImage", "upload"), ("A3BLoadModel", "checkpoint"), ("A3BGenerate", "seed")}
 
 
 @pytest.fixture
@@ -22,36 +20,10 @@ def page(chromium, server):
     return opened
 
 
-def test_five_nodes_show_their_widgets(page, server):
-    nodes = {node["type"]: node for node in page.nodes()}
-    described = server.client.object_info()
-    for name in NODES:
-        assert name in nodes and nodes[name]["known"], name
-        assert nodes[name]["width"] > 150 and nodes[name]["height"] > 40
-        fields = {**described[name]["input"].get("required", {}), **described[name]["input"].get("optional", {})}
-        assert set(fields) <= set(nodes[name]["widgets"]) | set(nodes[name]["inputs"]), name
-        assert nodes[name]["outputs"] == described[name]["output_name"]
-    assert all(node["known"] for node in nodes.values()), [name for name, node in nodes.items() if not node["known"]]
-    assert page.errors() == []
-    page.screenshot(WORK / "results" / f"canvas-{server.host.name}.png")
-
-
-def test_canvas_and_api_forms_are_one_workflow(page):
-    """U13: every widget value lands in its own input."""
-    made = {node["class_type"]: node["inputs"] for node in page.as_api().values()}
-    kept = Workflow.load()
-    for node in kept.graph.values():
-        name = node["class_type"]
-        for field, value in node["inputs"].items():
-            if (name, field) not in CHANGED and not isinstance(value, list):
-                assert made[name][field] == value, (name, field)
-    assert len(page.as_api()) == len(kept.graph)
-
-
 def test_run_button_makes_the_comic(page, server):
     for name, field, value in (
         ("LoadImage", "image", PICTURE.name),
-        ("A3BLoadModel", "checkpoint", DEMO_MODEL.name),
+        ("A3BLoadModel", "checkpoint", RANDOM_MODEL.name),
         ("A3BGenerate", "format", "short comic script"),
         ("A3BGenerate", "panels", PANELS),
         ("A3BGenerate", "rounds", 1),

@@ -1,38 +1,39 @@
-"""Driving a real ComfyUI in a test: start it with the pack and the demo checkpoint, run workflows, count loads."""
+"""Driving a real ComfyUI in a test: start it with the pack and the random checkpoint, run workflows, count loads."""
 
 import json
 import re
+import shutil
 import uuid
 
 from hosts import ROOT
 from tools.runner.client import run_error
-from tools.runner.demo_model import ensure_demo_model
-from tools.runner.links import link_folder
-from tools.runner.paths import ASSETS, DEMO_MODEL, PACK_NAME
+from tools.runner.paths import ASSETS, PACK_NAME, RANDOM_MODEL
+from tools.runner.random_model import ensure_random_model
 from tools.runner.server import SMALL_MODEL, ComfyServer
 from tools.runner.workflow import Workflow
 
 WITNESS_PACK = ROOT / "tests" / "host" / "witness_pack"
 NESTED_NAME = "Qwen \u6f2b\u753b"  # a folder with a space and Chinese characters
-PICTURE = ASSETS / "demo_picture.png"
+PICTURE = ASSETS / "demo_picture.en.png"
 STORY = "Mina and Bolt look for the lighthouse keeper."
 NODES = ("A3BLoadModel", "A3BEncodeImage", "A3BBuildPrompt", "A3BGenerate", "A3BParsePanels")
+NODES += ("A3BPickPanel", "A3BEditScript", "A3BSaveScript", "A3BLoadScript")
 PANELS = 3
 # For a browser: not the first visit, so no tour and no template picker lie over the canvas.
 CANVAS_SETTINGS = json.dumps({"Comfy.TutorialCompleted": True})
-LOADED_LINE = re.compile(r"\bLoaded .*" + re.escape(DEMO_MODEL.name))
+LOADED_LINE = re.compile(r"\bLoaded .*" + re.escape(RANDOM_MODEL.name))
 
 
 def make_server(host, work, **environment) -> ComfyServer:
-    """A server with the pack, the witness node and the demo checkpoint, also inside a folder of another root."""
-    model = ensure_demo_model(host.python)
+    """A server with the pack, the witness node and the random checkpoint, also inside a folder of another root."""
+    model = ensure_random_model(host.python)
     nested = work / "checkpoints" / NESTED_NAME
-    link_folder(model, nested / model.name, copy_allowed=True)
+    shutil.copytree(model, nested / model.name, dirs_exist_ok=True)  # one folder, linked twice, is listed once
     return ComfyServer(
         host,
         work,
         packs={PACK_NAME: ROOT, "a3b-test-witness": WITNESS_PACK},
-        models=[nested],
+        models=[model, nested],
         environment={**SMALL_MODEL, **environment},
     )
 
@@ -41,10 +42,24 @@ def comic_workflow(server, **generate) -> Workflow:
     """The example workflow on an uploaded picture, small enough for a test."""
     workflow = Workflow.load()
     workflow.set("LoadImage", image=server.client.upload_image(PICTURE))
-    workflow.set("A3BLoadModel", checkpoint=DEMO_MODEL.name)
+    workflow.set("A3BLoadModel", checkpoint=RANDOM_MODEL.name)
     workflow.set("A3BBuildPrompt", text=STORY + " [[IMG]]")
     workflow.set("A3BGenerate", **{"format": "short comic script", "panels": PANELS, "rounds": 1, **generate})
     workflow.set("A3BParsePanels", panel_count=PANELS)
+    return workflow
+
+
+def example_workflow(server, name: str, **generate) -> Workflow:
+    """An example workflow by its name, on the random checkpoint and an uploaded picture, with short answers."""
+    workflow = Workflow.load(ROOT / "example_workflows" / f"{name}.api.json")
+    wanted = {
+        "A3BLoadModel": {"checkpoint": RANDOM_MODEL.name},
+        "LoadImage": {"image": server.client.upload_image(PICTURE)},
+        "A3BGenerate": {"format": "short comic script", "panels": PANELS, "rounds": 1, **generate},
+        "A3BParsePanels": {"panel_count": PANELS},
+    }
+    for node in workflow.graph.values():
+        node["inputs"].update(wanted.get(node["class_type"], {}))
     return workflow
 
 
@@ -75,6 +90,11 @@ def succeeded(server, workflow: Workflow, timeout: float = 300) -> dict:
 def shown_text(entry: dict, workflow: Workflow, class_type: str) -> str:
     """The text a node shows, as the history has it."""
     return "".join(entry["outputs"][workflow.node(class_type)]["text"])
+
+
+def saved_images(entry: dict) -> list:
+    """All pictures of a run, as the history names them."""
+    return [image for outputs in entry["outputs"].values() for image in outputs.get("images", [])]
 
 
 def cached_nodes(entry: dict) -> set:

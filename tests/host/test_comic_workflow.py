@@ -8,6 +8,7 @@ from comfy_server import (
     cached_nodes,
     comic_workflow,
     loads,
+    saved_images,
     shown_text,
     succeeded,
     text_workflow,
@@ -19,19 +20,18 @@ LISTS = {"prompt": 0, "negative": 1, "caption": 2, "dialogue": 3, "seed": 4, "wi
 SINGLES = {"count": 8, "script": 9, "report": 10, "joined": 11}
 
 
-def images_of(entry):
-    return [image for outputs in entry["outputs"].values() for image in outputs.get("images", [])]
-
-
 def test_story_and_picture_become_a_script_and_images(server):
     workflow = comic_workflow(server, seed=11)
     entry = succeeded(server, workflow)
     script = json.loads(shown_text(entry, workflow, "A3BGenerate"))
     assert [panel["index"] for panel in script["panels"]] == list(range(1, PANELS + 1))
-    images = images_of(entry)
+    images = saved_images(entry)
     assert len(images) % PANELS == 0 and len(images) >= PANELS, images
     for image in images:
         assert server.client.view(image)[:4] == b"\x89PNG"
+    kept, readable = shown_text(entry, workflow, "A3BSaveScript").splitlines()
+    assert json.loads((server.work / "output" / kept).read_text(encoding="utf-8"))["dialogue"] == script["dialogue"]
+    assert (server.work / "output" / readable).is_file()
 
 
 def test_lists_have_one_length(server):

@@ -3,7 +3,7 @@
 import pytest
 
 from comfy_server import (
-    DEMO_MODEL,
+    RANDOM_MODEL,
     NESTED_NAME,
     comic_workflow,
     finished,
@@ -32,7 +32,7 @@ def test_more_markers_than_pictures(server):
 
 def test_unknown_checkpoint(server):
     words = complaint(server, text_workflow(server).set("A3BLoadModel", checkpoint="No-Such-Model"))
-    assert "No-Such-Model" in words and DEMO_MODEL.name in words
+    assert "No-Such-Model" in words and RANDOM_MODEL.name in words
 
 
 def test_blank_number(server):
@@ -60,7 +60,7 @@ def test_largest_seed(server):
 @pytest.mark.parametrize("slash", ["\\", "/"])
 def test_path_of_either_system(server, slash):
     """F20, F17: a checkpoint in a sub-folder of a registered root, its name with a space and Chinese characters."""
-    workflow = text_workflow(server, seed=71).set("A3BLoadModel", checkpoint=f"{NESTED_NAME}{slash}{DEMO_MODEL.name}")
+    workflow = text_workflow(server, seed=71).set("A3BLoadModel", checkpoint=f"{NESTED_NAME}{slash}{RANDOM_MODEL.name}")
     assert len(shown_text(succeeded(server, workflow), workflow, "A3BGenerate")) == 40
 
 

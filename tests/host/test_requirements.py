@@ -58,4 +58,4 @@ def test_nothing_is_up_or_downgraded(installed, tmp_path):
         env=clean_environment(),
         encoding="utf-8",
     )
-    assert done.stdout.split() == [installed[0].split("==")[1], "5"], done.stderr
+    assert done.stdout.split() == [installed[0].split("==")[1], "9"], done.stderr

@@ -1,4 +1,4 @@
-"""What the pack as a whole promises: ids, widget order, texts, help pages, workflows."""
+"""What the pack as a whole promises: ids, widget order, texts, help pages."""
 
 import json
 import re
@@ -10,10 +10,11 @@ import pytest
 from fake_comfy import comfy, load_pack  # noqa: F401
 from pack_loader import ROOT
 
-from tools import make_locales, make_workflows
+from tools import make_locales, make_script_tables
 
 NODES = load_pack().NODE_CLASS_MAPPINGS
 IDS = ["A3BLoadModel", "A3BEncodeImage", "A3BBuildPrompt", "A3BGenerate", "A3BParsePanels"]
+IDS += ["A3BPickPanel", "A3BEditScript", "A3BSaveScript", "A3BLoadScript"]
 
 # Saved workflows hold widget values by position: append here, never insert, remove or reorder (U13).
 ORDER = {
@@ -22,14 +23,23 @@ ORDER = {
     "A3BBuildPrompt": "text system language label_images | images preset",
     "A3BGenerate": "model prompt preset max_new_tokens temperature top_p top_k min_p presence_penalty frequency_penalty "
     "repetition_penalty seed thinking thinking_budget format panels rounds | schema regex stop",
-    "A3BParsePanels": "text panel_count on_error style_prefix style_suffix base_seed size_family | stats",
+    "A3BParsePanels": "text panel_count on_error style_prefix style_suffix base_seed size_family | stats seed_per_scene",
+    "A3BPickPanel": "script number when_absent style_prefix style_suffix base_seed size_family seed_per_scene",
+    "A3BEditScript": "script patch replace scope whole_words match_case replace_ids",
+    "A3BSaveScript": "script filename_prefix",
+    "A3BLoadScript": "file | path",
 }
 OUTPUTS = {
     "A3BLoadModel": "model",
     "A3BEncodeImage": "images token_count",
     "A3BBuildPrompt": "prompt preview",
     "A3BGenerate": "text thinking stats",
-    "A3BParsePanels": "prompt negative caption dialogue seed width height index count script report joined",
+    "A3BParsePanels": "prompt negative caption dialogue seed width height index count script report joined "
+    "speakers lines emotions line_panels looks people cast",
+    "A3BPickPanel": "prompt negative caption dialogue seed width height speakers looks people index count report",
+    "A3BEditScript": "script report",
+    "A3BSaveScript": "script file json_path text_path",
+    "A3BLoadScript": "script title count report",
 }
 
 
@@ -42,7 +52,12 @@ def test_ids_and_titles():
         "A3BBuildPrompt": "Build [[IMG]] Prompt",
         "A3BGenerate": "Generate",
         "A3BParsePanels": "JSON Parse Panels",
+        "A3BPickPanel": "Pick Panel",
+        "A3BEditScript": "Edit Script",
+        "A3BSaveScript": "Save Script",
+        "A3BLoadScript": "Load Script",
     }
+    assert all(node.SEARCH_ALIASES for node in NODES.values())
     assert (ROOT / pack.WEB_DIRECTORY).is_dir()
     assert {name for name in vars(pack) if name.isupper()} == set(pack.__all__)
 
@@ -109,6 +124,17 @@ def test_help_pages_name_every_input_and_output(node_id):
             assert f"`{name}`" in text or f"| {name} |" in text or f" {name} " in text, (page.name, name)
 
 
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_field_table_of_the_help_pages_is_the_schema(language):
+    written = make_script_tables.PAGES[language].read_text(encoding="utf-8")
+    assert written == make_script_tables.page(language)
+    fields = re.findall(r"^\| `([\w\[\].]+)` \|", written[written.index(make_script_tables.BEGIN) :], re.MULTILINE)
+    places = {"": "ComicScript", "characters[]": "Character", "dialogue[]": "DialogueLine", "panels[]": "Panel"}
+    assert make_script_tables.MODELS.keys() == places.keys()
+    wanted = [f"{place}.{name}".lstrip(".") for place, model in make_script_tables.MODELS.items() for name in model.model_fields]
+    assert fields == ["version", *wanted]
+
+
 def test_the_preset_table_of_the_help_pages_is_the_one_in_the_code():
     from fake_comfy import part
 
@@ -116,85 +142,6 @@ def test_the_preset_table_of_the_help_pages_is_the_one_in_the_code():
         for page in ("A3BGenerate.md", "A3BGenerate/zh.md"):
             row = next(line for line in (ROOT / "web/docs" / page).read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |"))
             assert tuple(float(cell) for cell in row.split("|")[2:-1]) == numbers
-
-
-# Workflows
-
-
-@pytest.mark.parametrize("name", ["comic_script.json", "comic_script.zh.json", "comic_script.api.json"])
-def test_committed_workflows_are_what_the_tool_writes(name):
-    assert (make_workflows.FOLDER / name).read_text(encoding="utf-8") == make_workflows.files()[name]
-
-
-def test_the_workflow_uses_every_node_of_the_pack():
-    assert set(NODES) <= {node["class_type"] for node in make_workflows.api_form().values()}
-
-
-def test_api_workflow_passes_each_nodes_own_rules(comfy):
-    prompt = make_workflows.api_form()
-    comfy.add_checkpoint(comfy.models_dir / "LLM", make_workflows.CHECKPOINT)
-    for node in prompt.values():
-        if node["class_type"] not in NODES:
-            continue
-        groups = NODES[node["class_type"]].INPUT_TYPES()
-        known = {**groups["required"], **groups.get("optional", {})}
-        assert set(groups["required"]) <= set(node["inputs"]) <= set(known)
-        for name, value in node["inputs"].items():
-            kind, options = known[name]
-            if isinstance(value, list):
-                source = prompt[value[0]]["class_type"]
-                types = NODES[source].RETURN_TYPES if source in NODES else [t for _, t in make_workflows.CORE[source].outputs]
-                assert types[value[1]] == kind, name
-            elif isinstance(kind, list):
-                assert value in kind, name
-            else:
-                assert options.get("min", value) <= value <= options.get("max", value), name
-
-
-@pytest.mark.parametrize("language", make_workflows.LANGUAGES)
-def test_canvas_workflow_is_consistent(language):
-    graph = make_workflows.canvas_form(language)
-    nodes = {node["id"]: node for node in graph["nodes"]}
-    assert len({link[0] for link in graph["links"]}) == len(graph["links"]) == graph["last_link_id"]
-    for link_id, source, source_slot, target, target_slot, kind in graph["links"]:
-        output, entry = nodes[source]["outputs"][source_slot], nodes[target]["inputs"][target_slot]
-        assert link_id in output["links"] and entry["link"] == link_id
-        assert output["type"] == entry["type"] == kind or (kind == "COMBO")
-        assert nodes[source]["pos"][0] < nodes[target]["pos"][0]  # reads from left to right
-    for node in graph["nodes"]:
-        if node["type"] in NODES:
-            widgets = [n for n, m in NODES[node["type"]].MARKERS.items() if n in make_workflows.kinds()[node["type"]].widgets]
-            assert len(node["widgets_values"]) == len(widgets) + ("seed" in widgets)
-
-
-def test_languages_differ_in_texts_only():
-    english, chinese = make_workflows.canvas_form("en"), make_workflows.canvas_form("zh")
-    for first, second in zip(english["nodes"], chinese["nodes"]):
-        changed = {name for name in first if first[name] != second[name]}
-        story = first["type"] == "A3BBuildPrompt"
-        assert changed <= ({"title", "widgets_values"} if story or first["type"] == "Note" else {"title"}), first["type"]
-        if story:
-            widgets = list(make_workflows.kinds()["A3BBuildPrompt"].widgets)
-            pairs = zip(widgets, first["widgets_values"], second["widgets_values"])
-            assert {name for name, here, there in pairs if here != there} == {"text", "language"}
-    for graph in (english, chinese):
-        for group in graph["groups"]:
-            del group["title"]
-        del graph["nodes"]
-    assert english == chinese
-
-
-def test_chinese_workflow_is_chinese():
-    graph = make_workflows.canvas_form("zh")
-    texts = [group["title"] for group in graph["groups"]] + [node["title"] for node in graph["nodes"]]
-    texts += [node["widgets_values"][0] for node in graph["nodes"] if node["type"] in ("Note", "A3BBuildPrompt")]
-    assert all(re.search("[\u4e00-\u9fff]", text) for text in texts)
-
-
-def test_every_canvas_workflow_has_a_thumbnail():
-    for name in make_workflows.files():
-        if not name.endswith(".api.json"):
-            assert (make_workflows.FOLDER / name).with_suffix(".jpg").read_bytes()[:2] == b"\xff\xd8", name
 
 
 def test_chinese_texts_have_chinese_punctuation():
@@ -205,13 +152,6 @@ def test_chinese_texts_have_chinese_punctuation():
         text = re.sub(r"```.*?```|`[^`\n]*`|\]\([^)\n]*\)", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
         found = re.findall(r"[\u4e00-\u9fff][,;:()!?].{0,9}|.{0,9}[,;:()!?][\u4e00-\u9fff]", text)
         assert not found, (path.name, found)
-
-
-def test_canvas_boxes_do_not_overlap():
-    boxes = [(item.pos, item.size, item.key) for item in make_workflows.ITEMS]
-    for number, ((x, y), (w, h), key) in enumerate(boxes):
-        for (x2, y2), (w2, h2), other in boxes[number + 1 :]:
-            assert x + w <= x2 or x2 + w2 <= x or y + h + 30 <= y2 or y2 + h2 + 30 <= y, (key, other)
 
 
 # House rules that can be checked from here

@@ -51,19 +51,19 @@ def test_python_files_encode_in_cp1252():
         path.read_text(encoding="utf-8").encode("cp1252")
 
 
-def test_demo_picture_is_what_the_script_draws(tmp_path):
+def test_demo_pictures_are_what_the_script_draws(tmp_path):
     from PIL import Image, ImageChops
 
-    drawn = tmp_path / "drawn.png"
-    subprocess.run([sys.executable, str(ROOT / "tools" / "draw_demo_picture.py"), str(drawn)], check=True, timeout=60)
-    shipped = ROOT / "assets" / "demo_picture.png"
-    assert shipped.stat().st_size < 200_000
-    with Image.open(drawn) as first, Image.open(shipped) as second:
-        assert first.size == second.size == (768, 512)
-        assert max(high for _, high in ImageChops.difference(first, second).getextrema()) <= 8
+    subprocess.run([sys.executable, str(ROOT / "tools" / "draw_demo_pictures.py"), str(tmp_path)], check=True, timeout=60)
+    for language in ("en", "zh"):
+        shipped = ROOT / "assets" / f"demo_picture.{language}.png"
+        assert shipped.stat().st_size < 200_000
+        with Image.open(tmp_path / shipped.name) as first, Image.open(shipped) as second:
+            assert first.size == second.size == (384, 384)
+            assert max(high for _, high in ImageChops.difference(first, second).getextrema()) <= 8
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_demo_stories(language):
     text = (ROOT / "assets" / f"demo_story.{language}.txt").read_text(encoding="utf-8")
-    assert len(text) > 100 and "\ufffd" not in text and "\r" not in text
+    assert len(text) > 20 and "\ufffd" not in text and "\r" not in text

@@ -27,7 +27,9 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument(
         "--model", type=Path, metavar="DIR", help="checkpoint folder (default: a small random demo model)"
     )
-    demo.add_argument("--lang", choices=("en", "zh"), default="en", help="language of the story and the answer")
+    demo.add_argument(
+        "--lang", choices=("both", "en", "zh"), default="both", help="language of the story and the answer (default: one after the other)"
+    )
     demo.add_argument("--gpu", action="store_true", help="let ComfyUI use the graphics card (with --comfyui)")
     demo.add_argument(
         "--port", type=int, default=0, help="port on 127.0.0.1 (default: 8188 with --serve, else any free one)"

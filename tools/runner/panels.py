@@ -41,15 +41,11 @@ def read_panels(python: Path, entry: dict, workflow: Workflow) -> list[dict]:
     return [dict(zip(lists, values)) for values in zip(*lists.values())]
 
 
-def print_panels(panels: list[dict], longest: int | None = None) -> None:
-    """`longest` shortens each text to that many characters."""
+def print_panels(panels: list[dict]) -> None:
     for panel in panels:
         say(f"Panel {panel['index']}   {panel['width']}x{panel['height']}   seed {panel['seed']}")
         for name in ("prompt", "caption", "dialogue"):
-            text = panel[name]
-            if longest and len(text) > longest:
-                text = text[:longest] + " ..."
-            lines = text.splitlines() or ["(none)"]
+            lines = panel[name].splitlines() or ["(none)"]
             say(f"  {name:9} {lines[0]}")
             for line in lines[1:]:
                 say(f"  {'':9} {line}")

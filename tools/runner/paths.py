@@ -11,4 +11,5 @@ LOGS = WORK / "logs"
 ASSETS = ROOT / "assets"
 WORKFLOW = ROOT / "example_workflows" / "comic_script.api.json"
 PACK_NAME = "a3b-comic-script"
-DEMO_MODEL = ROOT / "demo_model" / "a3b-random-demo"
+DEMO_MODEL = ROOT / "demo_model" / "a3b-drawn-scenes-demo"  # trained, ships with the pack
+RANDOM_MODEL = WORK / "models" / "a3b-random-demo"  # made for tests

@@ -37,7 +37,8 @@ _IN_FLIGHT = 3  # steps the host may be ahead of the device
 class Options:
     """minutes: of training in all. piece_minutes: of training in this call, at most. out: results (weights, tokenizer,
     run.json, train.log). work: the state to go on from, which is large. small: a tiny network for tests. compile: fuse
-    elementwise operations with torch.compile."""
+    elementwise operations with torch.compile. restart_rate: where a training goes on, let the learning rate fall again
+    from `recipe.rate` over the time that is left."""
 
     out: Path
     work: Path
@@ -48,6 +49,7 @@ class Options:
     device: str = "cuda"
     small: bool = False
     compile: bool = False
+    restart_rate: bool = False
     tokenizer_lessons: int = TOKENIZER_LESSONS
     recipe: Recipe = Recipe()
 
@@ -68,10 +70,14 @@ class Session:
         self.grid = (SIDE // side, SIDE // side)
         self.elapsed, self.next_group, self.lessons, self.history = 0.0, 0, 0, []
         self.phases: dict[str, int] = {}  # steps that each phase took
+        self.pieces: list[dict[str, float]] = []  # the calls that made this training
         self.state_file = StateFile(options.work)
         if not options.resume:
             (options.work / "train.log").unlink(missing_ok=True)
         self.trainer = self._trainer()
+        self.rate_from = self.elapsed if options.restart_rate else 0.0  # seconds at which the fall of the rate began
+        piece = {"rate": self.recipe.rate, "from_step": self.trainer.steps, "rate_from_second": round(self.rate_from, 1)}
+        self.pieces = [*self.pieces, piece]
         if options.compile:
             self.fuse()
 
@@ -93,7 +99,7 @@ class Session:
             trainer = Trainer(self.config, self.recipe, self.device, state["trainer"]["weights"])
             trainer.load(state["trainer"])
             self.elapsed, self.next_group = state["elapsed"], state["next_group"]
-            self.lessons, self.history, self.phases = state["lessons"], state["history"], state["phases"]
+            self.lessons, self.history, self.phases, self.pieces = state["lessons"], state["history"], state["phases"], state["pieces"]
             return trainer
         record = self.options.out / "run.json"
         if self.options.resume and record.is_file():
@@ -101,7 +107,7 @@ class Session:
             trainer = Trainer(self.config, self.recipe, self.device, read_weights(self.options.out)[1])
             trainer.steps = trainer.started_at = past["steps"]
             self.elapsed, self.next_group, self.lessons = past["elapsed_seconds"], past["next_group"], past["lessons"]
-            self.history, self.phases = past["loss_history"], past["phases"]
+            self.history, self.phases, self.pieces = past["loss_history"], past["phases"], past["pieces"]
             return trainer
         return Trainer(self.config, self.recipe, self.device)
 
@@ -153,7 +159,7 @@ class Session:
         waited = 0.0
         flight: deque = deque()
         while self.elapsed < until and (max_steps is None or steps < max_steps):
-            losses.append(self.trainer.step(batch, self.elapsed / self.total_seconds))
+            losses.append(self.trainer.step(batch, (self.elapsed - self.rate_from) / (self.total_seconds - self.rate_from)))
             seen, tokens, steps = seen + len(batch), tokens + batch.tokens, steps + 1
             self.phases[phase.name] += 1
             self.lessons += len(batch)
@@ -193,7 +199,7 @@ class Session:
         self.state_file.save(
             {
                 "trainer": self.trainer.state(), "elapsed": self.elapsed, "next_group": self.next_group,
-                "lessons": self.lessons, "history": self.history, "phases": self.phases,
+                "lessons": self.lessons, "history": self.history, "phases": self.phases, "pieces": self.pieces,
             }
         )  # fmt: skip
 
@@ -220,6 +226,7 @@ class Session:
                 "steps": self.trainer.steps,
                 "lessons": self.lessons,
                 "phases": self.phases,
+                "pieces": self.pieces,
                 "next_group": self.next_group,
                 "parameters": sum(weight.numel() for weight in self.trainer.network.weights.values()),
                 "final_loss": self.history[-1][1] if self.history else None,

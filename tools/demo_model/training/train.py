@@ -1,6 +1,6 @@
 """Train the small demonstration model on drawn lessons.
 
-    python tools/demo_model/training/train.py --minutes 18 --out RESULTS --work STATE [--resume]
+    python tools/demo_model/training/train.py --minutes 20 --out RESULTS --work STATE [--resume]
     python tools/demo_model/training/train.py --smoke --out RESULTS
 
 Made for one H200 with 16 CPU cores. `--minutes` is the time of the whole training; one call trains for at most
@@ -24,7 +24,7 @@ if __name__ == "__main__":
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=18.0, help="of training in all")
+    parser.add_argument("--minutes", type=float, default=20.0, help="of training in all")
     parser.add_argument("--piece-minutes", type=float, default=9.0, help="of training in this call, at most")
     parser.add_argument("--out", type=Path, required=True, help="folder for results")
     parser.add_argument("--work", type=Path, help="folder for the state (default: OUT with -state behind its name)")
@@ -36,6 +36,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="20 steps, timings, and every later stage once")
     parser.add_argument("--compile", action="store_true", help="fuse elementwise operations with torch.compile (with --smoke: time both)")
     parser.add_argument("--rate", type=float, help="highest learning rate")
+    parser.add_argument("--restart-rate", action="store_true", help="with --resume: let the learning rate fall again from --rate")
     parser.add_argument("--seed", type=int)
     arguments = parser.parse_args()
 
@@ -64,6 +65,7 @@ def main() -> int:
         device=arguments.device or ("cuda" if torch.cuda.is_available() else "cpu"),
         small=arguments.small,
         compile=arguments.compile,
+        restart_rate=arguments.restart_rate,
         tokenizer_lessons=200 if arguments.small else Options.tokenizer_lessons,
         recipe=recipe,
     )
