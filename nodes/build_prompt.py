@@ -9,12 +9,11 @@ from ..a3b_engine.errors import PromptError
 from ..a3b_engine.prompt import Prompt, build_messages
 from ..a3b_engine.script.presets import JOBS, PRESETS, choose_form
 from .annotations import Choice, Flag, Output, Socket, Text, node
-from .instructions import form_of, preset_instructions
+from .instructions import LANGUAGES, form_of, preset_instructions
 from .sockets import A3B_IMAGES, A3B_PROMPT
 
 AS_ASKED = "as in the text"
 NO_PRESET = "none"
-LANGUAGES = (AS_ASKED, "English", "Chinese", "Japanese", "Korean", "French", "German", "Spanish", "Portuguese", "Russian")
 
 
 @node(
@@ -33,7 +32,7 @@ def A3BBuildPrompt(
     ] = "",
     system: Annotated[str, Text(tooltip="Standing instructions. A preset below is put before them.")] = "",
     language: Annotated[
-        str, Choice(LANGUAGES, tooltip="Language of the answer. For a comic script: of captions and dialogue; image prompts stay English. For translate: the one to translate into.")
+        str, Choice((AS_ASKED, *LANGUAGES), tooltip="Language of the answer. For a comic script: of captions and dialogue. For translate: the one to translate into.")
     ] = AS_ASKED,
     label_images: Annotated[
         bool, Flag(tooltip='Writes "Picture 1: " and so on before each picture, so that the text can speak of them by number.')
@@ -49,6 +48,15 @@ def A3BBuildPrompt(
             "prompt, read_text (in the picture), translate.",
         ),
     ] = NO_PRESET,
+    prompt_language: Annotated[
+        str,
+        Choice(
+            LANGUAGES,
+            optional=True,
+            tooltip="Language of what the image model reads in a comic script: looks, action, place, light, prompts. English "
+            "suits most image models.",
+        ),
+    ] = "English",
 ) -> tuple[
     Annotated[Prompt, Output(A3B_PROMPT, "prompt", "For Generate.")],
     Annotated[str, Output("STRING", "preview", "The turns as the model gets them, pictures as [picture 1: 12x12 tokens].")],
@@ -58,7 +66,7 @@ def A3BBuildPrompt(
     if not text.strip() and not images and (preset != NO_PRESET or not system.strip()):
         raise PromptError("text: is empty and no image is connected. Write a story or a question, or connect an image")
     chosen = None if language == AS_ASKED else language
-    instructions = [] if preset == NO_PRESET else [preset_instructions(preset, chosen)]
+    instructions = [] if preset == NO_PRESET else [preset_instructions(preset, chosen, prompt_language)]
     instructions += [system] if system.strip() else []
     if chosen and preset == NO_PRESET:
         instructions.append(f"Answer in {chosen}.")

@@ -8,7 +8,7 @@ from ..a3b_engine.script.document import script_json
 from ..a3b_engine.script.edit import edit_script
 from ..a3b_engine.script.replace_text import SCOPES
 from .annotations import Choice, Flag, Output, Shown, Text, node
-from .script_text import whole_script
+from .script_text import blank_lines, whole_script
 
 
 @node(
@@ -61,5 +61,5 @@ def A3BEditScript(
         match_case=match_case,
         ids=replace_ids,
     )
-    lines = "\n".join([*remarks, *report]) or "info: nothing to change"
+    lines = "\n".join([*remarks, *report, *blank_lines(changed)]) or "info: nothing to change"
     return Shown((script_json(changed), lines), lines)

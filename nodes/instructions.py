@@ -12,7 +12,12 @@ from ..a3b_engine.prompt import Prompt
 from ..a3b_engine.script.presets import JOBS, PRESETS, choose_form, fill, job_prompt, system_prompt
 
 # Instructions are given in Chinese for a Chinese answer; these words then stand in a Chinese sentence.
-_CHINESE, _ENGLISH_IN_CHINESE = "\u4e2d\u6587", "\u82f1\u6587"
+_IN_CHINESE = {
+    "Chinese": "\u4e2d\u6587", "English": "\u82f1\u6587", "Japanese": "\u65e5\u6587", "Korean": "\u97e9\u6587",
+    "French": "\u6cd5\u6587", "German": "\u5fb7\u6587", "Spanish": "\u897f\u73ed\u7259\u6587", "Portuguese": "\u8461\u8404\u7259\u6587",
+    "Russian": "\u4fc4\u6587",
+}  # fmt: skip
+LANGUAGES = ("English", "Chinese", *(name for name in _IN_CHINESE if name not in ("English", "Chinese")))
 _OPEN_COUNTS = {"panels": "{{panels}}", "rounds": "{{rounds}}"}
 _UNCHOSEN = {
     "read_text": "as in the picture",
@@ -20,18 +25,24 @@ _UNCHOSEN = {
 }
 
 
-def preset_instructions(preset: str, language: str | None) -> str:
+def preset_instructions(preset: str, language: str | None, prompt_language: str = "English") -> str:
     """`language`: of the answer, in a comic of captions and dialogue; None: that of the story, or what suits the job.
-    Image prompts of a comic stay English."""
+    `prompt_language`: of what an image model reads in a comic script."""
     chinese = language == "Chinese"
+    text_language = "zh" if chinese else "en"
     if preset in JOBS:
-        answer_language = _CHINESE if chinese else language or _UNCHOSEN.get(preset, "English")
-        return job_prompt(preset, answer_language=answer_language, text_language="zh" if chinese else "en")
+        answer_language = _IN_CHINESE[language] if chinese else language or _UNCHOSEN.get(preset, "English")
+        return job_prompt(preset, answer_language=answer_language, text_language=text_language)
     if chinese:
-        words = {"dialogue_language": _CHINESE, "prompt_language": _ENGLISH_IN_CHINESE, "text_language": "zh"}
-    else:
-        words = {"dialogue_language": language or "the language of the story"}
-    return system_prompt(preset, **words, **_OPEN_COUNTS, short=None)
+        language, prompt_language = _IN_CHINESE[language], _IN_CHINESE[prompt_language]
+    return system_prompt(
+        preset,
+        dialogue_language=language or "the language of the story",
+        prompt_language=prompt_language,
+        text_language=text_language,
+        **_OPEN_COUNTS,
+        short=None,
+    )
 
 
 def with_choices(prompt: Prompt, panels: int, rounds: int, short: bool) -> Prompt:

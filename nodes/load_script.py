@@ -11,7 +11,7 @@ from ..a3b_engine.script.document import script_json
 from ..a3b_engine.script.files import find_script, read_text, script_names
 from . import host
 from .annotations import Choice, Output, Shown, Text, node
-from .script_text import whole_script
+from .script_text import blank_lines, whole_script
 
 NOTHING_FOUND = "(no script found)"
 
@@ -21,8 +21,8 @@ def names() -> list[str]:
 
 
 def _wanted(file, path) -> tuple[str, str]:
-    """The name that counts, and the widget it stands in."""
-    return (path, "path") if isinstance(path, str) and path.strip() else (file, "file")
+    """The name that counts, and the widget it stands in. Core makes the text None of a null in an API prompt."""
+    return (path, "path") if isinstance(path, str) and path.strip() not in ("", "None") else (file, "file")
 
 
 def _find(file: str, path: str) -> Path:
@@ -36,8 +36,9 @@ def _find(file: str, path: str) -> Path:
         raise ScriptError(f"{widget}: {problem}") from None
 
 
-def check(file, path="") -> bool | str:
-    """Takes over core's list check: a typed path counts instead of the list, and names saved on Windows are understood."""
+def check(file=None, path="") -> bool | str:
+    """Takes over core's list check: a typed path counts instead of the list, and names saved on Windows are understood.
+    An input that an API prompt leaves out is not passed; core itself says that one is required."""
     if path is None or not isinstance(_wanted(file, path)[0], str):
         return True  # linked from another node, known only when it runs
     try:
@@ -47,7 +48,7 @@ def check(file, path="") -> bool | str:
     return True
 
 
-def fingerprint(file, path="") -> str:
+def fingerprint(file=None, path="") -> str:
     """Changes with the contents of the file, so that an edited script runs again."""
     if path is None or not isinstance(_wanted(file, path)[0], str):
         return "linked"  # the value upstream is part of its own cache key
@@ -93,4 +94,5 @@ def A3BLoadScript(
     except ScriptError as problem:
         raise ScriptError(f"{widget}: {problem}") from None
     found, report = whole_script(text, f"{widget}: {source.name}")
-    return Shown((script_json(found), found.title, len(found.panels), "\n".join(report)), f"{found.title}\n{len(found.panels)} panels".strip())
+    lines = "\n".join([*report, *blank_lines(found)])
+    return Shown((script_json(found), found.title, len(found.panels), lines), f"{found.title}\n{len(found.panels)} panels".strip())

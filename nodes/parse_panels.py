@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Annotated
 
 from ..a3b_engine.errors import ScriptError
+from ..a3b_engine.script.advice import split_cause
 from ..a3b_engine.script.panels import ON_ERROR, panel_lists
 from ..a3b_engine.script.parse import parse_script
 from .annotations import Choice, Int, Output, Shown, Text, node
 from .style_widgets import BaseSeed, OptionalSeedPerScene, SizeFamily, StylePrefix, StyleSuffix
+
+# Widgets of the node that most texts come from.
+_OF_GENERATE = re.compile(r"max_new_tokens|thinking|format widget|sampling values|\bstop\b|comic script format")
 
 
 def _list(kind: str, name: str, tooltip: str) -> Output:
@@ -41,9 +46,9 @@ def A3BParsePanels(
         str,
         Choice(
             ON_ERROR,
-            tooltip="stop: an unusable or cut-off script ends the run with the reason. keep: whole panels are used, a cut-off "
-            "one is left out, and no whole panel is an error. placeholder: neutral pictures stand for what is missing. "
-            "None ever draws the model's failure.",
+            tooltip="stop: an unusable or cut-off script, or a panel with nothing to draw, ends the run with the reason. keep: whole "
+            "panels are used, the others are left out, and no whole panel is an error. placeholder: neutral pictures stand for "
+            "what is missing. None ever draws the model's failure.",
         ),
     ] = "stop",
     style_prefix: StylePrefix = "",
@@ -92,7 +97,8 @@ def A3BParsePanels(
             seed_per_scene=seed_per_scene,
         )
     except ScriptError as problem:
-        raise ScriptError(f"text: {reason} ({problem})" if reason else f"text: {problem}") from None
+        told = _told(str(problem), on_error, whole=bool(result.script and result.script.panels))
+        raise ScriptError(f"text: {reason} ({told})" if reason else f"text: {told}") from None
     lists = (
         panels.prompt,
         panels.negative,
@@ -107,6 +113,17 @@ def A3BParsePanels(
     spoken = panels.spoken
     more = (spoken.speaker, spoken.line, spoken.emotion, spoken.panel, panels.looks, panels.people, panels.cast)
     return Shown((*lists, panels.count, panels.script_json, report, panels.joined, *more), panels.joined)
+
+
+def _told(problem: str, on_error: str, whole: bool) -> str:
+    """What is wrong, and what to do: in Generate, if it wrote the text, or with on_error."""
+    fact, advice, start = split_cause(problem)
+    told = [fact]
+    if advice:
+        told.append(f"In Generate: {advice[0].lower()}{advice[1:]}" if _OF_GENERATE.search(advice) else advice)
+    if on_error == "stop":
+        told.append(f"To go on, set on_error to {'keep or ' if whole else ''}placeholder.")
+    return " ".join(told) + start
 
 
 def _unfinished(stats: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Annotated
 
 from ..a3b_engine.errors import ScriptError
+from ..a3b_engine.script.advice import BEGINS, split_cause
 from ..a3b_engine.script.parse import parse_script
 from ..a3b_engine.script.pick import WHEN_ABSENT, pick_panel
 from ..a3b_engine.script.schema import MAX_INDEX
 from .annotations import Choice, Int, Output, Shown, Text, node
+from .script_text import EMPTY
 from .style_widgets import BaseSeed, SeedPerScene, SizeFamily, StylePrefix, StyleSuffix
 
 
@@ -25,8 +27,8 @@ def A3BPickPanel(
         str,
         Choice(
             tuple(WHEN_ABSENT),
-            tooltip="What to do when the script has no such panel. stop: the run ends and says which panels there are. last: the last "
-            "whole panel is taken. placeholder: a neutral picture, also when the text is no script at all.",
+            tooltip="What to do when the script has no such panel, or one with nothing to draw. stop: the run ends and says which panels "
+            "there are. last: the last whole panel is taken. placeholder: a neutral picture, also when the text is no script at all.",
         ),
     ] = "stop",
     style_prefix: StylePrefix = "",
@@ -55,9 +57,12 @@ def A3BPickPanel(
     """Takes one panel out of a comic script: single values where a graph has a fixed place for each panel.
 
     With the same widgets it gives what the lists of JSON Parse Panels hold at this panel."""
+    if when_absent != "placeholder" and not script.replace("\ufeff", "").strip():
+        raise ScriptError(f"script: {EMPTY}")
+    result = parse_script(script)
     try:
         panel = pick_panel(
-            parse_script(script),
+            result,
             number,
             when_absent=when_absent,
             style_prefix=style_prefix,
@@ -68,7 +73,12 @@ def A3BPickPanel(
         )
     except ScriptError as problem:
         message = str(problem)
-        raise ScriptError(message if message.startswith("number: ") else f"script: {message}") from None
+        if message.startswith("number: "):
+            raise
+        fact, _, start = split_cause(message)
+        further = "last or placeholder" if when_absent == "stop" and result.script and result.script.panels else "placeholder"
+        raise ScriptError(f"script: {fact} Give a whole script, or set when_absent to {further}.{start}") from None
+    report = ["".join(split_cause(line)[::2]) if BEGINS in line else line for line in panel.report]
     values = (panel.prompt, panel.negative, panel.caption, panel.dialogue, panel.seed, panel.width, panel.height)
-    values += (panel.speakers, panel.looks, panel.people, panel.index, panel.count, "\n".join(panel.report))
+    values += (panel.speakers, panel.looks, panel.people, panel.index, panel.count, "\n".join(report))
     return Shown(values, f"Panel {panel.index} of {panel.count}: {panel.prompt}")

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     script = result.script or ComicScript()
     if options.on_error == "stop" and result.status == "failed":
         return fail(result.cause)
-    if options.on_error == "placeholder" or (options.on_error == "keep" and result.partial):
+    if options.on_error == "placeholder" or (options.on_error == "keep" and result.status != "failed"):
         try:
             script = apply_on_error(result, options.on_error)
         except ScriptError as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from . import schema
@@ -26,15 +26,23 @@ class Numbered(Protocol):
     rows: list[Row]
 
 
-def number_panels(items: list[Numbered], report: Report) -> int:
-    """Give every panel its index and sort by it (in place); returns what was added to the numbers of the source.
+@dataclass(frozen=True)
+class Moved:
+    """Where the numbers of the source went: `offset` was added to all of them, or each became the one in `numbers`."""
+
+    offset: int = 0
+    numbers: dict[int, int] = field(default_factory=dict)
+
+
+def number_panels(items: list[Numbered], report: Report) -> Moved:
+    """Give every panel its index and sort by it (in place); returns where the numbers of the source went.
 
     Distinct numbers are kept, gaps too. Numbers from 0 on are moved to 1 on. Numbers that are missing or stand twice
     make all panels count in the order of the list.
     """
     numbers = [item.index for item in items]
     if not items:
-        return 0
+        return Moved()
     if all(number is None for number in numbers):
         report.info("panels", "index not given; set by the order of the list")
     elif None in numbers or len(set(numbers)) < len(numbers):
@@ -50,20 +58,31 @@ def number_panels(items: list[Numbered], report: Report) -> int:
             items.sort(key=lambda item: item.index)
         if items[-1].index - items[0].index != len(items) - 1 or items[0].index != 1:
             report.info("panels", "the numbers have gaps; kept as they stand")
-        return offset
+        return Moved(offset)
+    moved: dict[int, int] = {}
     for position, item in enumerate(items, 1):
+        if item.index is not None:
+            moved.setdefault(item.index, position)  # a number that stands twice: the first panel that has it
         item.index = position
-    return 0
+    return Moved(0, moved)
 
 
-def bind_rows(top: list[Row], items: list[Numbered], offset: int, report: Report, cut: bool = False) -> list[Row]:
+def bind_rows(top: list[Row], items: list[Numbered], moved: Moved, report: Report, cut: bool = False) -> list[Row]:
     """Rows of the script and rows that stood in panels, in one list, each with the index of an existing panel.
 
     A row without a number belongs to the panel of the same position if there are no more rows than panels, else rows
     are spread over the panels in order. A number that no panel has becomes the nearest that exists. Without panels
     the numbers stay as they are (1 if missing), and so does a number after the last panel if the text is `cut` there.
+    Rows follow panels that were given new numbers, unless a row has a number that no panel had: then they count by place.
     """
     indexes = [item.index for item in items]
+    offset = moved.offset
+    if moved.numbers and {row.panel for row in top if row.panel is not None} <= set(moved.numbers):
+        for row in top:
+            new = moved.numbers.get(row.panel, row.panel)
+            if new != row.panel:
+                report.repair(f"{row.place}.panel", f"panel {row.panel} is panel {new} now; the row follows it")
+                row.panel = new
     if offset and top and all(row.panel for row in top) and max(row.panel for row in top) > indexes[-1] - offset:
         offset = 0  # panels count from 0 but the rows from 1
     for position, row in enumerate(top):

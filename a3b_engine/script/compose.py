@@ -7,8 +7,10 @@ out wherever their names stand. The script itself keeps its words; `Composer.not
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
-from .looks import TRIM, Cast, Described
+from .drawable import BLANK, stated
+from .looks import TRIM, Cast, Described, Mention, write_out
 from .schema import DEFAULT_SHOT, Character, ComicScript, Panel
 from .vocabulary import find_shots
 
@@ -44,7 +46,7 @@ class Composer:
 
     def prompt(self, panel: Panel) -> str:
         """The style prefix, then the panel's own visual prompt or one composed from its fields, then the suffix."""
-        body = self._own(panel) if panel.visual_prompt.strip() else [*self._pieces(panel), self.script.style]
+        body = self._own(panel) if panel.visual_prompt.strip(BLANK) else [*self._pieces(panel), self.script.style]
         return join_pieces([self.prefix, *body, self.suffix])
 
     # -- from the fields -------------------------------------------------------------------------------------------
@@ -52,12 +54,22 @@ class Composer:
     def _pieces(self, panel: Panel) -> list[str]:
         listed, whole = self._listed(panel), set()
 
-        def allowed(person: Character, possessive: bool) -> bool:
-            return not possessive or person.id in listed | whole  # "Tom's workshop" does not show Tom
+        def allowed(mention: Mention) -> bool:
+            return not mention.possessive or mention.person.id in listed | whole  # "Tom's workshop" does not show Tom
 
-        told = [self.cast.write_out(text, whole, allowed) for text in (panel.action, panel.micro_expression, panel.background)]
+        texts = [(text, self.cast.mentions(text, listed)) for text in (panel.action, stated(panel.micro_expression), stated(panel.background))]
+        told = [write_out(text, mentions, whole, allowed) for text, mentions in texts]
         people = [self._look(word, panel) for word in panel.characters if self._identity(word) not in whole]
-        return [SHOT_WORDS[panel.shot], *people, *told, panel.light, *panel.props]
+        shown = whole | listed
+        doubtful = {m.person.id: m.person for _, mentions in texts for m in mentions if not m.sure and m.person.id not in shown}
+        people += self._unsure(panel, doubtful.values())
+        return [SHOT_WORDS[panel.shot], *people, *told, stated(panel.light), *panel.props]
+
+    def _unsure(self, panel: Panel, people: Collection[Character]) -> list[str]:
+        """The looks of those whose names stand there only in words that may mean something else."""
+        for person in people:
+            self._note(panel, f"{person.name or person.id} may be a name or a word of the text; the text is left, the look is put before it")
+        return [person.look for person in people]
 
     def _listed(self, panel: Panel) -> set[str]:
         return {self._identity(word) for word in panel.characters}
@@ -83,20 +95,25 @@ class Composer:
         lists this person, or lists nobody and the name stands plainly; a name that a list lacks may be on a wall.
         """
         text, listed = panel.visual_prompt.strip(), self._listed(panel)
-        described, named = Described(text), self.cast.named(text)
-        bare = [(person, plain) for person, plain in named.values() if not described.covers(person.look)]
-        certain = {person.id for person, plain in bare if person.id in listed or plain and not panel.characters}
+        described, mentions = Described(text), self.cast.mentions(text, listed)
+        named = {mention.person.id: mention.person for mention in mentions if mention.sure}
+        plain = {mention.person.id for mention in mentions if mention.sure and not mention.possessive}
+        bare = [person for person in named.values() if not described.covers(person.look)]
+        certain = {person.id for person in bare if person.id in listed or person.id in plain and not panel.characters}
         whole: set[str] = set()
 
-        def allowed(person: Character, possessive: bool) -> bool:
-            return person.id in certain and (not possessive or person.id in listed | whole)
+        def allowed(mention: Mention) -> bool:
+            identity = mention.person.id
+            return identity in certain and (not mention.possessive or identity in listed | whole)
 
-        written = self.cast.write_out(text, whole, allowed)
-        looks = [person.look for person, _ in bare if person.id in certain - whole]
-        for person, _ in bare:
+        written = write_out(text, mentions, whole, allowed)
+        looks = [person.look for person in bare if person.id in certain - whole]
+        for person in bare:
             done = "it is written out in the prompt" if person.id in certain else "the panel does not list this character, so the name is left"
             self._note(panel, f"visual_prompt names {person.name or person.id} without the look; {done}")
-        for identity in sorted(listed - set(named)):
+        doubtful = {mention.person.id: mention.person for mention in mentions if not mention.sure and mention.person.id not in named}
+        looks += self._unsure(panel, [person for person in doubtful.values() if not described.covers(person.look)])
+        for identity in sorted(listed - set(named) - {mention.person.id for mention in mentions}):
             person = self.cast.get(identity)
             if person and person.look.strip() and not described.covers(person.look):
                 self._note(panel, f"{identity} is in the panel, but visual_prompt neither names nor describes this character")

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import ScriptError
+from .advice import split_cause
 from .document import script_json
 from .merge_patch import merge, patch_entries, read_patch, split_patch
 from .parse import parse_script
 from .replace_text import read_pairs, replace_texts
 from .report import quote
 from .schema import SCHEMA_VERSION, VERSION_KEY, ComicScript
-from .validity import ENTRIES, LABELS, valid_script
+from .validity import ENTRIES, LABELS, loose_references, valid_script
 
 _MAX_LINES = 60
 
@@ -29,15 +30,18 @@ def edit_script(script: ComicScript, *, patch: str = "", replace: str = "", **op
     plain, entries = split_patch(changes)
     report = []
     if changes:
-        merged = valid_script(merge(before, plain), "patch")
-        script = valid_script(patch_entries(merged.model_dump(), entries), "patch")
-        report = [f"info: patch: {line}" for line in _differences(before, script.model_dump())]
+        merged = valid_script(merge(before, plain), "patch", script)
+        patched = valid_script(patch_entries(merged.model_dump(), entries), "patch", script)
+        report = [f"info: patch: {line}" for line in _differences(before, patched.model_dump())]
         report = report or ["warning: patch: it changes nothing"]
+        report += [f"warning: patch: {line}" for line in loose_references(script, patched)]
+        script = patched
     pairs = read_pairs(replace)
     if pairs:
         changed, lines = replace_texts(script.model_dump(), pairs, **options)
-        script = valid_script(changed, "replace")
-        report += lines
+        replaced = valid_script(changed, "replace", script)
+        report += [*lines, *(f"warning: replace: {line}" for line in loose_references(script, replaced))]
+        script = replaced
     return _as_read_back(script, report)
 
 
@@ -45,7 +49,8 @@ def _as_read_back(script: ComicScript, report: list[str]) -> tuple[ComicScript, 
     """The script as every node behind will read it, with what the parser has to say of it."""
     result = parse_script(script_json(script))
     if result.script is None:
-        raise ScriptError(f"patch: the changed script is no script any more. {result.cause}")
+        fact, _, start = split_cause(result.cause)
+        raise ScriptError(f"patch: the changed script is no script any more. {fact}{start}")
     if result.script == script:
         return script, report
     return result.script, [*report, *(line for line in result.report if not line.startswith("info:"))]

@@ -12,26 +12,34 @@ from typing import Any
 
 from . import schema
 from .binding import Row, bind_rows, number_panels
+from .refusals import is_doubtful, is_refusal
 from .report import Report, quote
 from .samples import is_left_out
-from .shapes import Shape, number_of_key
+from .kinds import number_of_key
+from .shapes import Shape, are_pairs
 from .unfold import unfold
 from .values import Values, unquoted
-from .vocabulary import aliases, is_refusal, normalise_key, nothing_words
+from .vocabulary import aliases, find_shots, normalise_key, nothing_words
 
 _SPEAKER = re.compile(r"\s*([^:\uff1a\n]{1,40})(?:(?<!\d)[:\uff1a]|[:\uff1a](?!\d))(?!//)\s*(.+)", re.DOTALL)
+# "**Rin:** Run!", "_Rin_: Run!": the marks belong to the name
+_BOLD_SPEAKER = re.compile(r"\s*(\*{1,3}|_{1,3})([^:\uff1a*_\n]{1,40})(?:[:\uff1a]\s?\1|\1\s?[:\uff1a])\s*(.+)", re.DOTALL)
 _CORNER_QUOTES = re.compile(r"\s*([^\s\u300c\u300d\u300e]{1,20})\u300c([^\u300c\u300d]+)\u300d\s*\Z")  # name, then the words in brackets
 _TEXT_FIELDS = ("action", "micro_expression", "background", "light", "caption", "sfx", "scene_tag", "visual_prompt", "negative")
+_PLAIN_INDEX = re.compile(r"\s*\d+\s*\Z")
 _DRAWN = ("action", "micro_expression", "background", "light", "visual_prompt")
 _REPORTED = ("characters", *_TEXT_FIELDS[:4], "props", *_TEXT_FIELDS[4:])
 
 
 @dataclass
 class Built:
-    """A script and which of its panels (by index) the end of the text cut off."""
+    """A script, which of its panels (by index) the end of the text cut off, and which have nothing to draw. `says` is
+    whether the source says anything of a panel at all, if only its shot."""
 
     script: schema.ComicScript
     partial: tuple[int, ...] = ()
+    empty: tuple[int, ...] = ()
+    says: bool = True
 
 
 @dataclass
@@ -41,6 +49,13 @@ class _PanelItem:
     index: int | None
     rows: list[Row] = field(default_factory=list)
     partial: bool = False
+    framed: bool = False  # the source names its shot
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to draw in it."""
+        drawn = [self.values[name] for name in (*_DRAWN, "characters", "props")]
+        return not any(value.strip() if isinstance(value, str) else value for value in drawn)
 
 
 class Fields(Values):
@@ -57,11 +72,12 @@ class Fields(Values):
         values = found.values
         people = self.characters(values.get("characters"))
         items = self.panels(values.get("panels") or [])
-        offset = number_panels(items, self.report)
-        rows = bind_rows(self.rows(values.get("dialogue"), "dialogue"), items, offset, self.report, bool(self.open_ids))
+        moved = number_panels(items, self.report)
+        rows = bind_rows(self.rows(values.get("dialogue"), "dialogue"), items, moved, self.report, bool(self.open_ids))
         known = {person.id for person in people}
         people += [person for person in self.looks if person.id not in known]
         self.missing(items)
+        self.nothing_to_draw(items)
         for key, value in found.extras.items():
             if key == schema.VERSION_KEY:
                 self.version(value)
@@ -76,7 +92,20 @@ class Fields(Values):
             dialogue=[schema.DialogueLine(panel=row.panel, **row.values) for row in rows],
             panels=[schema.Panel(index=item.index, **item.values) for item in items],
         )
-        return Built(script, tuple(item.index for item in items if item.partial))
+        return Built(
+            script,
+            tuple(item.index for item in items if item.partial),
+            tuple(item.index for item in items if item.empty),
+            any(not item.empty or item.framed or item.values["caption"].strip() or item.values["sfx"].strip() for item in items),
+        )
+
+    def nothing_to_draw(self, items: list[_PanelItem]) -> None:
+        """A line for each panel without a picture; a panel of which a shot is given is a choice, not a loss."""
+        for item in items:
+            if item.empty and item.framed:
+                self.report.info(item.place, "nothing in it can be drawn: it has a shot but no action, prompt, place or character")
+            elif item.empty and not item.partial:
+                self.report.warning(item.place, "nothing in it can be drawn: no action, prompt, place, character or prop")
 
     def version(self, value: Any) -> None:
         """What is to say about the version of the form; a model's answer states none, which means 1."""
@@ -188,8 +217,11 @@ class Fields(Values):
         item = _PanelItem(place, {}, self.index(index), partial=partial)
         if index is not None and item.index is None:
             self.report.warning(f"{place}.index", f"{quote(index)} is not a panel number; set by the order of the list")
+        elif isinstance(index, str) and not _PLAIN_INDEX.match(index):
+            self.report.repair(f"{place}.index", f"{quote(index)} is read as {item.index}")
         item.rows = self.rows(values.pop("dialogue", None), f"{place}.dialogue") + self.lone_row(values, place)
         item.values["shot"] = self.shot(values.get("shot"), place)
+        item.framed = isinstance(values.get("shot"), str) and bool(find_shots(values["shot"]))
         item.values["characters"] = self.cast(values.get("characters"), f"{place}.characters")
         item.values["props"] = self.listed(values.get("props"), f"{place}.props")
         for name in _TEXT_FIELDS:
@@ -199,7 +231,10 @@ class Fields(Values):
         return item
 
     def leave_refusals_out(self, item: _PanelItem) -> None:
-        """The model's failure is no picture: a field that is drawn and holds a refusal is emptied."""
+        """The model's failure is no picture: a field that is drawn and is a refusal, as a whole, is emptied."""
+        for name in _DRAWN:
+            if is_doubtful(item.values[name]) and not is_refusal(item.values[name]):
+                self.report.warning(f"{item.place}.{name}", f"{quote(item.values[name])} may be a refusal of the model; kept as it stands")
         refused = [name for name in _DRAWN if is_refusal(item.values[name])]
         for name in refused:
             self.report.warning(f"{item.place}.{name}", f"{quote(item.values[name])} is a refusal, not a picture; left out")
@@ -245,6 +280,9 @@ class Fields(Values):
         if not isinstance(value, list):
             self.report.warning(place, "not a list of rows; left out")
             return []
+        if are_pairs(value):
+            self.report.repair(place, "pairs of a speaker and a line are read as dialogue rows")
+            value = [{"speaker": speaker, "line": line} for speaker, line in value]
         if value and all(isinstance(entry, list) for entry in value):
             self.report.repair(place, "a list of lists is read as one list")
             value = [entry for part in value for entry in part]
@@ -267,17 +305,19 @@ class Fields(Values):
                 elif isinstance(said, dict):
                     rows.append({"panel": number_of_key(key), **said})
                 elif isinstance(said, str):
-                    found = _SPEAKER.match(said)
-                    row = {"speaker": found[1], "line": found[2]} if found else {"line": said}
+                    row = _told(said) or {"line": said}
                     rows.append({"panel": number_of_key(key), **row})
         return rows
 
     def row(self, entry: Any, place: str) -> Row | None:
         """One dialogue row; None (reported) if it says nothing."""
+        if isinstance(entry, str) and entry.strip().casefold() in nothing_words():
+            self.report.repair(place, f"{quote(entry)} says that there is none; left out")
+            return None
         if isinstance(entry, str) and entry.strip():
-            found = _SPEAKER.match(entry) or _CORNER_QUOTES.match(entry)
             self.report.repair(place, "a sentence is read as a dialogue row")
-            entry = {"speaker": found[1], "line": unquoted(found[2])} if found else {"line": unquoted(entry)}
+            row = _told(entry, corner=True) or {"line": entry}
+            entry = {**row, "line": unquoted(row["line"])}
         if not isinstance(entry, dict):
             self.report.warning(place, "not an object; left out")
             return None
@@ -288,6 +328,8 @@ class Fields(Values):
                 entry = {"speaker": who, "line": said}
         values, extras = self.fields(entry, "row", place)
         panel = self.index(values.get("panel"))
+        if panel is not None and isinstance(values["panel"], str) and not _PLAIN_INDEX.match(values["panel"]):
+            self.report.repair(f"{place}.panel", f"{quote(values['panel'])} is read as {panel}")
         texts = {name: self.text(values.get(name), f"{place}.{name}") for name in ("speaker", "line", "emotion_tag")}
         if not any(text.strip() for text in texts.values()):
             self.report.warning(place, "an empty row is left out")
@@ -298,3 +340,12 @@ class Fields(Values):
         if not texts["line"].strip():
             self.report.info(f"{place}.line", "missing; left empty")
         return Row({**texts, **self.kept_extras(extras, schema.DialogueLine, place)}, panel, place)
+
+
+def _told(text: str, corner: bool = False) -> dict[str, str] | None:
+    """Speaker and line of a sentence `Rin: Hello`; `corner`: also of a name before words in corner brackets."""
+    bold = _BOLD_SPEAKER.match(text)
+    if bold:
+        return {"speaker": bold[2].strip(), "line": bold[3]}
+    found = _SPEAKER.match(text) or corner and _CORNER_QUOTES.match(text)
+    return {"speaker": found[1], "line": found[2]} if found else None

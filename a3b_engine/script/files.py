@@ -77,35 +77,47 @@ def script_names(roots: Mapping[str, Path]) -> list[str]:
 
 
 def _json_files(root: Path) -> list[str]:
+    """Names below a folder that `find_script` finds again; no pipes, no dead links."""
     found: list[str] = []
     for folder, folders, files in os.walk(root):
         inside = Path(folder).relative_to(root)
         folders[:] = sorted(name for name in folders if not name.startswith(".")) if len(inside.parts) < _MAX_DEPTH else []
-        found += [(inside / name).as_posix() for name in files if name.lower().endswith(".json") and not name.startswith(".")]
+        for name in files:
+            below = (inside / name).as_posix()
+            if name.lower().endswith(".json") and not name.startswith(".") and _stays_below(below) and os.path.isfile(root / below):
+                found.append(below)
         if len(found) > MAX_LISTED:
             break
     return found[:MAX_LISTED]
+
+
+def _stays_below(name: str) -> bool:
+    """Whether a name with slashes is one below a folder on every system: Windows takes a part with a colon for a drive
+    or a stream, wherever it stands, and drops dots and spaces at the end of a part."""
+    parts = name.split("/")
+    leads_up = any(not part.strip(" .") and part.strip() not in ("", ".") for part in parts)
+    return not (name.startswith("/") or leads_up or ":" in name or "\\" in name) and all(c.isprintable() for c in name)
 
 
 def find_script(name: str, roots: Mapping[str, Path]) -> Path:
     """The file of a listed or typed name: relative to one of the folders, with or without its mark `[output]`.
 
     A name without a mark is looked for in the folders in their order. Backslashes of a workflow saved on Windows
-    match; links that stand below the folders are followed, as ComfyUI does. Raises ScriptError for a name that leads
-    elsewhere and for one that is not there.
+    match; spaces around a typed name do not count, if no file has them; links that stand below the folders are
+    followed, as ComfyUI does. Raises ScriptError for a name that leads elsewhere and for one that is not there.
     """
     marked = _MARKED.match(name)
-    wanted, mark = (marked[1], marked[2]) if marked else (name.strip(), "")
+    wanted, mark = (marked[1], marked[2]) if marked else (name, "")
     if mark and mark not in roots:
-        wanted, mark = name.strip(), ""
-    parts = wanted.replace("\\", "/").split("/")
-    outside = wanted.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", wanted) or ".." in [part.strip() for part in parts]
-    if outside or not all(c.isprintable() for c in wanted):
+        wanted, mark = name, ""
+    spellings = [wanted.replace("\\", "/"), wanted.replace("\\", "/").strip()]
+    if not all(map(_stays_below, spellings)):
         raise ScriptError(f"{name[:120]!r} is not a name below ComfyUI's {' or '.join(roots)} folder. Put the file there")
     for root in [roots[mark]] if mark else roots.values():
-        path = root.joinpath(*parts)
-        if wanted and os.path.isfile(path):  # False, too, for a name that no system takes
-            return path
+        for spelling in spellings:
+            path = root.joinpath(*spelling.split("/"))
+            if spelling.strip() and os.path.isfile(path):  # False, too, for a name that no system takes
+                return path
     places = ", ".join(f"{key}: {root}" for key, root in roots.items())
     raise ScriptError(f"{name[:120]!r} was not found ({places}). Choose a listed file, or press R to refresh the list")
 

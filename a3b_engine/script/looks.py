@@ -1,11 +1,18 @@
-"""Finds the names of the cast in a text and writes their looks in their place."""
+"""Finds the names of the cast in a text and writes their looks in their place.
+
+A name is replaced only where it is certain to be one. Where a word may as well be a common noun or part of a longer
+word (the name Lin, the character for "wood", inside the word for "forest"; an id `red` before "flowers"), the mention is
+not sure: the text stays, and whoever composes the prompt puts the look in front of it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from .schema import Character
+from .spellings import SpellingPattern, is_free_word, is_single_cjk, is_word, lone_cjk, opens_clause
 
 TRIM = " \t\r\n,;.\u3002\uff0c\u3001\uff1b"
 _FIRST_WORDS = re.compile("[,;\uff0c\u3001\uff1b]")
@@ -22,6 +29,17 @@ _LONGEST_NAME = 80
 _EMPTY_WORDS = frozenset("and the with his her has who for from wears wearing".split())
 
 
+@dataclass(frozen=True)
+class Mention:
+    """A name in a text. sure: it is certain to mean the person; possessive: "Rin's letter", which does not show Rin."""
+
+    person: Character
+    start: int
+    end: int
+    sure: bool
+    possessive: bool
+
+
 class Cast:
     """The characters of a script, found by id or name."""
 
@@ -31,94 +49,94 @@ class Cast:
             for name in (person.name, person.id):
                 if name.strip():
                     self._people.setdefault(name.casefold(), person)
-        self._pattern = self._names_pattern()
+        self._pattern = SpellingPattern(word for word in self._spellings() if len(word) <= _LONGEST_NAME)
 
     def get(self, word: str) -> Character | None:
         """The character of an id or a name, whatever its case; None for anyone else ("a crowd")."""
         return self._people.get(word.casefold())
 
-    def named(self, text: str) -> dict[str, tuple[Character, bool]]:
-        """Those who have a look and whose name stands in a text, by id, in order; and whether it stands there plainly,
-        not only as a possessive: "Rin's letter" does not show Rin."""
-        found: dict[str, tuple[Character, bool]] = {}
-        for match in self._matches(text):
-            person = self.get(match.group())
-            plain = not _POSSESSIVE.match(text, match.end())
-            found[person.id] = (person, plain or found.get(person.id, (person, False))[1])
-        return found
-
-    def write_out(self, text: str, whole: set[str], allowed: Callable[[Character, bool], bool]) -> str:
-        """The text with names replaced: by the whole look first, by its first words after that.
-
-        whole: ids of those whose whole look stands in the prompt already; added to. allowed: of a character and
-        whether the name is possessive ("Rin's hand": the first words do, a whole look would not read); False leaves
-        the name.
-        """
-        pieces, end = [], 0
-        for match in self._matches(text):
-            person = self.get(match.group())
-            possessive = bool(_POSSESSIVE.match(text, match.end()))
-            if not allowed(person, possessive):
-                continue
-            look = person.look.strip(TRIM)
-            if possessive or person.id in whole:
-                look = _FIRST_WORDS.split(look)[0]
-            else:
-                whole.add(person.id)
-            if _ARTICLE_BEFORE.search(text, max(match.start() - 8, 0), match.start()):
-                look = _ARTICLE.sub("", look, count=1) if _ARTICLE.match(look) else look
-            pieces += [text[end : match.start()], look]
-            end = match.end()
-        return "".join([*pieces, text[end:]])
-
-    def _matches(self, text: str) -> list[re.Match]:
-        if self._pattern is None:
-            return []
-        quoted = [match.span() for match in _QUOTED.finditer(text)]
-        found, at = [], 0
-        for match in self._pattern.finditer(text):
-            while at < len(quoted) and quoted[at][1] <= match.start():
-                at += 1
-            if at == len(quoted) or match.start() < quoted[at][0]:
-                found.append(match)
-        return found
-
-    def _names_pattern(self) -> re.Pattern | None:
+    def _spellings(self) -> set[str]:
         """Names that have a look, as the script spells them ("Rose" the girl is not "rose" the flower).
 
         One Latin letter is no name: "A" would be found everywhere.
         """
-        spellings = {word for person in self._people.values() for word in (person.name, person.id)}
-        names = []
-        for word in spellings:
+        people = [person for person in self._people.values() if person.look.strip()]
+        words = {word for person in people for word in (person.name, person.id) if len(word) > 1 or is_single_cjk(word)}
+        return {word for word in words if word.strip() and (found := self.get(word)) and found.look.strip()}
+
+    def mentions(self, text: str, listed: Iterable[str] = ()) -> list[Mention]:
+        """The names in a text outside of quotation marks, in order.
+
+        listed: ids of those the panel lists. One it does not list is not looked for in words that hardly mean a
+        person, and not at all in doubtful words while it lists others.
+        """
+        listed = frozenset(listed)
+        folded = text.casefold()
+        counts: dict[str, int] = {}
+        found = []
+        for start, end in self._places(text):
+            word = text[start:end]
             person = self.get(word)
-            if person and person.look.strip() and len(word) <= _LONGEST_NAME and (len(word) > 1 or not word.isascii()):
-                names.append(word)
-        other, latin = (_any_of([name for name in names if name.isascii() is plain]) for plain in (False, True))
-        parts = [other] * bool(other) + [rf"(?<!\w){latin}"] * bool(latin)  # in this order the longest name wins
-        return re.compile("|".join(parts)) if parts else None
+            if is_word(word) and word not in counts:
+                counts[word] = folded.count(word.casefold())
+            alone = counts.get(word, 1) == 1
+            sure = _certainty(person, text, start, end, person.id in listed, bool(listed), alone)
+            possessive = bool(_POSSESSIVE.match(text, end))
+            if sure or sure is False and (not possessive or person.id in listed):
+                found.append(Mention(person, start, end, sure, possessive))
+        return found
+
+    def _places(self, text: str) -> list[tuple[int, int]]:
+        quoted = [match.span() for match in _QUOTED.finditer(text)]
+        found, at = [], 0
+        for start, end in self._pattern.spans(text):
+            while at < len(quoted) and quoted[at][1] <= start:
+                at += 1
+            if at == len(quoted) or start < quoted[at][0]:
+                found.append((start, end))
+        return found
 
 
-def _any_of(names: list[str]) -> str:
-    """A pattern for the longest of the names that stands at a place; one branch a letter, or 500 names take seconds."""
-    tree: dict = {}
-    for name in names:
-        node = tree
-        for letter in name:
-            node = node.setdefault(letter, {})
-        node[""] = r"(?!\w)" if name.isascii() else ""
-    return _branch(tree) if names else ""
+def _certainty(person: Character, text: str, start: int, end: int, there: bool, others: bool, alone: bool) -> bool | None:
+    """True: replace the word; False: it may mean the person; None: it is not taken for the person.
+
+    there: the panel lists the person; others: it lists anybody; alone: the word stands once in the text.
+    """
+    word = text[start:end]
+    if is_single_cjk(word):
+        if lone_cjk(text, start, end):
+            return True if there or not others else None
+        return False if there or not others and opens_clause(text, start, end) else None
+    if word != person.name and word.casefold() == person.name.casefold():
+        return False if there else None  # the id `red` of the girl Red is no second spelling of her name
+    if not is_word(word):
+        return True
+    if there and alone and is_free_word(text, start, end):
+        return True
+    named_otherwise = bool(person.name.strip()) and word != person.name
+    return False if there or not others and not named_otherwise else None
 
 
-def _branch(node: dict) -> str:
-    written = ""
-    while len(node) == 1 and "" not in node:  # a run of letters without a choice
-        ((letter, node),) = node.items()
-        written += re.escape(letter)
-    longer = [re.escape(letter) + _branch(inner) for letter, inner in node.items() if letter]
-    if not longer:
-        return written + node[""]
-    return f"{written}(?:{'|'.join([*longer, *([node['']] if '' in node else [])])})"
+def write_out(text: str, mentions: list[Mention], whole: set[str], allowed: Callable[[Mention], bool]) -> str:
+    """The text with names that are sure replaced: by the whole look first, by its first words after that.
+
+    whole: ids of those whose whole look stands in the prompt already; added to. allowed: False leaves the name. A
+    possessive ("Rin's hand") gets the first words only; a whole look would not read.
+    """
+    pieces, end = [], 0
+    for mention in mentions:
+        if not mention.sure or not allowed(mention):
+            continue
+        look = mention.person.look.strip(TRIM)
+        if mention.possessive or mention.person.id in whole:
+            look = _FIRST_WORDS.split(look)[0]
+        else:
+            whole.add(mention.person.id)
+        if _ARTICLE_BEFORE.search(text, max(mention.start - 8, 0), mention.start):
+            look = _ARTICLE.sub("", look, count=1) if _ARTICLE.match(look) else look
+        pieces += [text[end : mention.start], look]
+        end = mention.end
+    return "".join([*pieces, text[end:]])
 
 
 class Described:

@@ -19,6 +19,7 @@ MAX_DEPTH = 32
 
 def read_patch(text: str) -> dict[str, Any]:
     """A merge patch from JSON text; {} for blank text. Raises ScriptError naming the place of the fault."""
+    text = text.removeprefix("\ufeff")  # some editors put a byte order mark in front
     if not text.strip():
         return {}
     try:

@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from .flow import flow_items
 from .numerals import number
 from .reader import Fuel, Reading, Unreadable, read_value
 from .report import quote
-from .shapes import number_of_key
+from .kinds import number_of_key
 from .strings import decode
 from .vocabulary import aliases, normalise_key
 
@@ -26,7 +27,6 @@ _FENCE = re.compile(r"[ ]{0,8}(?:```|~~~)")
 _BLOCK = re.compile(r"([|>])[+-]?\d?[+-]?[ ]*(?:#.*)?$")
 _COMMENT = re.compile(r"(?:^|[ ]+)#(?:[ ].*)?$")  # "sign #3" is text
 _NUMBER = re.compile(r"-?\d{1,15}(?:\.\d{1,15})?$")
-_FLOW_WORDS = re.compile(r"\[[^\[\]{}\"':]*\]$")
 _REFERENCE = re.compile(r"[&*][\w-]+(?:[ ]|$)|!!\w|<<$")
 _WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None, "true": True, "True": True, "false": False, "False": False}
 
@@ -225,8 +225,9 @@ class _Outline:
                 return decode(body[1:-1]) if body[0] == '"' else body[1:-1].replace("''", "'")
             return text
         if text[0] in "[{":
-            if _FLOW_WORDS.match(text):
-                return [self.value(word) for word in map(str.strip, text[1:-1].split(",")) if word]
+            items = flow_items(text) if text[0] == "[" and ": " not in text else None
+            if items is not None:
+                return [item.text if item.quoted else self.value(item.text) for item in items]
             try:
                 inner = read_value(text, 0, self.fuel)
             except Unreadable:

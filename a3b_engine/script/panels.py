@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ..errors import ScriptError
 from .compose import Composer, clip_tokens, join_pieces
 from .document import script_json
+from .drawable import blank_panels, stated
 from .parse import ParseResult
-from .schema import ComicScript, DialogueLine, Panel
+from .schema import MAX_INDEX, MAX_PANELS, ComicScript, DialogueLine, Panel
 from .sizes import panel_size
 from .spoken import SpokenRows, cast_text, dialogue_text, looks_text, named_rows, speakers_text, spoken_rows
 
 ON_ERROR = ("stop", "keep", "placeholder")
 SEED_SPACE = 2**64
 CLIP_WINDOW = 75
-MAX_PLACEHOLDERS = 64
+MAX_PLACEHOLDERS = 64  # for a text that only names a panel far away; an expected number is filled up to MAX_PANELS
 MAX_NOTES = 40  # report lines of one kind; a page of 512 panels has thousands
 # What is drawn where a panel is missing: a plain picture, with nothing of the failure in it.
 NEUTRAL_PROMPT = "plain light grey backdrop, soft even light, empty scene"
+_DRAWN = "visual_prompt, action, micro_expression, background, light, props or characters with a look"
 
 
 @dataclass
@@ -53,33 +56,58 @@ class PanelLists:
     report: list[str] = field(default_factory=list)
 
 
+def usable_script(result: ParseResult) -> ComicScript:
+    """The script of a text that was read to its end, as it stands. Raises ScriptError for any other text, and for one
+    whose panels all have nothing to draw."""
+    script = result.script.model_copy(deep=True) if result.script else ComicScript()
+    if result.status in ("failed", "truncated"):
+        raise ScriptError(result.cause)
+    if not script.panels:
+        raise ScriptError(_no_panels(script))
+    blank = blank_panels(script)
+    if len(blank) == len(script.panels):
+        raise ScriptError(_nothing_to_draw(blank))
+    return script
+
+
 def apply_on_error(result: ParseResult, on_error: str = "stop") -> ComicScript:
     """The script to draw, by the user's choice. Raises ScriptError.
 
-    stop: a failed or truncated result, or one without panels, is an error that says why and shows the start of the
-    text. keep: panels the end of the text cut off are left out; nothing whole is an error. placeholder: never an
-    error; missing panels are neutral pictures, up to the expected number, or to the last panel that dialogue without
-    panels names, or to one. Dialogue of a panel that is not there is left out with it.
+    stop: a failed or truncated result, one without panels, or a panel with nothing to draw is an error that says why.
+    keep: panels the end of the text cut off and panels with nothing to draw are left out; nothing whole is an error.
+    placeholder: never an error; missing panels and those with nothing to draw are neutral pictures, up to the expected
+    number, or to the last panel that dialogue without panels names, or to one. Dialogue of a panel that is not there
+    is left out with it.
     """
     if on_error not in ON_ERROR:
         raise ScriptError(f"on_error: {on_error!r} is not known. Use one of {', '.join(ON_ERROR)}.")
-    script = result.script.model_copy(deep=True) if result.script else ComicScript()
     if on_error == "stop":
-        if result.status in ("failed", "truncated"):
-            raise ScriptError(result.cause)
-        if not script.panels:
-            raise ScriptError(_no_panels(script))
+        script = usable_script(result)
+        blank = blank_panels(script)
+        if blank:
+            raise ScriptError(_nothing_to_draw(blank))
         return script
+    script = result.script.model_copy(deep=True) if result.script else ComicScript()
+    blank = blank_panels(script)
     if on_error == "keep":
-        script.panels = [panel for panel in script.panels if panel.index not in result.partial]
+        script.panels = [panel for panel in script.panels if panel.index not in result.partial and panel.index not in blank]
         if not script.panels:
-            raise ScriptError(f"on_error is keep, but no panel is whole. {result.cause or _no_panels(script)}")
+            why = result.cause or (_nothing_to_draw(blank) if blank else _no_panels(script))
+            raise ScriptError(f"No panel is whole. {why}")
         return _without_lost_rows(script)
-    spoken = 1 if script.panels else max((row.panel for row in script.dialogue), default=1)
-    wanted = min(max(result.expected_panels or 1, spoken), MAX_PLACEHOLDERS)
-    while len(script.panels) < wanted:
-        last = script.panels[-1].index if script.panels else 0
-        script.panels.append(Panel(index=last + 1, visual_prompt=NEUTRAL_PROMPT))
+    for panel in script.panels:
+        if panel.index in blank:
+            panel.visual_prompt = NEUTRAL_PROMPT
+    spoken = 1 if script.panels else min(max((row.panel for row in script.dialogue), default=1), MAX_PLACEHOLDERS)
+    wanted = min(max(result.expected_panels or 1, spoken), MAX_PANELS)
+    numbers = {panel.index for panel in script.panels}
+    while len(numbers) < wanted:
+        number = max(numbers, default=0) + 1
+        if number > MAX_INDEX:
+            number = next(free for free in range(1, wanted + 1) if free not in numbers)
+        numbers.add(number)
+        script.panels.append(Panel(index=number, visual_prompt=NEUTRAL_PROMPT))
+    script.panels.sort(key=lambda panel: panel.index)
     return _without_lost_rows(script)
 
 
@@ -120,7 +148,7 @@ def panel_lists(
     return PanelLists(
         prompt=prompts,
         negative=[panel.negative for panel in script.panels],
-        caption=[panel.caption for panel in script.panels],
+        caption=[stated(panel.caption) for panel in script.panels],
         dialogue=dialogue,
         seed=seeds,
         width=[width for width, _ in sizes],
@@ -142,7 +170,11 @@ def panel_lists(
 
 def _no_panels(script: ComicScript) -> str:
     found = f"{len(script.dialogue)} dialogue rows" if script.dialogue else "nothing else"
-    return f"The text holds no panels, only {found}. Ask for a list named panels, or set on_error to placeholder."
+    return f"The text holds no panels, only {found}."
+
+
+def _nothing_to_draw(blank: Sequence[int]) -> str:
+    return f"{_named('Panel', blank)} {'has' if len(blank) == 1 else 'have'} nothing to draw: no {_DRAWN}."
 
 
 def _seeds(panels: list[Panel], base_seed: int, per_scene: bool) -> list[int]:
@@ -166,15 +198,36 @@ def _rows_by_panel(script: ComicScript) -> list[list[DialogueLine]]:
 def _left_and_added(result: ParseResult, script: ComicScript) -> list[str]:
     """What the choice on error did to the panels and the dialogue."""
     before = result.script or ComicScript()
-    added, lost = len(script.panels) - len(before.panels), len(before.dialogue) - len(script.dialogue)
+    there = {panel.index for panel in script.panels}
+    blank = blank_panels(before)
+    cut = [panel.index for panel in before.panels if panel.index not in there and panel.index not in blank]
+    filled = [index for index in blank if index in there]
+    gone = [index for index in blank if index not in there]
+    added = len(script.panels) + len(cut) + len(gone) - len(before.panels)
+    lost = len(before.dialogue) - len(script.dialogue)
     lines = []
-    if added > 0:
+    if filled:
+        lines.append(f"warning: panels: {_named('panel', filled)}: nothing to draw; a neutral picture stands there, caption and dialogue are kept")
+    if gone:
+        lines.append(f"warning: panels: {_named('panel', gone)}: nothing to draw; left out")
+    if added:
         lines.append(f"warning: panels: {added} neutral placeholders stand for missing panels")
-    elif added < 0:
-        lines.append(f"warning: panels: {-added} cut-off panels are left out (on_error is keep)")
+    if cut:
+        lines.append(f"warning: panels: {len(cut)} cut-off panels are left out")
+    far = max((row.panel for row in before.dialogue), default=0)
+    if not before.panels and far > len(script.panels):
+        most = f"without panels no more than {MAX_PLACEHOLDERS} neutral pictures are made for it"
+        lines.append(f"warning: panels: dialogue goes up to panel {far}; {most}")
+    if (result.expected_panels or 0) > MAX_PANELS:
+        lines.append(f"warning: panels: {result.expected_panels} panels are expected; a script has {MAX_PANELS} at most")
     if lost:
         lines.append(f"warning: dialogue: {lost} rows of panels that are not there are left out")
     return lines
+
+
+def _named(word: str, indexes: Sequence[int]) -> str:
+    """"panel 3" or "panels 1, 3", the first of many."""
+    return f"{word}{'s' if len(indexes) > 1 else ''} {', '.join(map(str, indexes[:30]))}{', ...' if len(indexes) > 30 else ''}"
 
 
 def _lengths(panels: list[Panel], prompts: list[str]) -> list[str]:
@@ -198,8 +251,9 @@ def _readable(script: ComicScript, prompts: list[str], dialogue: list[str]) -> s
     blocks = [script.title] if script.title.strip() else []
     for panel, prompt, spoken in zip(script.panels, prompts, dialogue):
         lines = [f"Panel {panel.index} ({panel.shot}): {prompt}"]
-        lines += [f"Caption: {panel.caption}"] if panel.caption.strip() else []
-        lines += [f"SFX: {panel.sfx}"] if panel.sfx.strip() else []
+        caption, sound = stated(panel.caption), stated(panel.sfx)
+        lines += [f"Caption: {caption}"] if caption.strip() else []
+        lines += [f"SFX: {sound}"] if sound.strip() else []
         lines += [spoken] if spoken else []
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)

@@ -25,7 +25,7 @@ from .samples import is_placeholder, is_schema
 from .schema import ComicScript
 from .shapes import Shape, join, shape
 from .tables import tables
-from .vocabulary import aliases, corrections, is_refusal, normalise_key
+from .vocabulary import aliases, corrections, normalise_key
 
 MAX_TEXT = 4_000_000
 _PAGE_KEYS = ("page", "page_number", "page_no", "chapter", "part", "\u9875", "\u9801")
@@ -42,7 +42,8 @@ class ParseResult:
     was changed, mapped, moved, defaulted or left out: see the report), `truncated` (the end is missing), `failed`
     (no script). script: None only if failed. report: lines `info|repair|warning: place: what`; places are paths such
     as `panels[1].shot` in the source, counted from 0. cause: one sentence if truncated or failed, else "".
-    partial: indexes of the panels the end of the text cut off. expected_panels: as given.
+    partial: indexes of the panels the end of the text cut off. expected_panels: as given. empty: indexes of the panels
+    with nothing to draw (no prompt, action, place, character, prop, expression or light); texts they have are kept.
     """
 
     status: str
@@ -51,6 +52,7 @@ class ParseResult:
     cause: str = ""
     partial: tuple[int, ...] = ()
     expected_panels: int | None = None
+    empty: tuple[int, ...] = ()
 
 
 def parse_script(text: str, *, expected_panels: int | None = None) -> ParseResult:
@@ -77,6 +79,7 @@ class _Parser:
         self.report = Report()
         self.fuel = Fuel()
         self.placeholder = self.schema = self.refused = False
+        self.whole = False  # the text is JSON as a whole: no other form is looked for in it
         self.cut_by_size = len(text) > MAX_TEXT
         self.text, done = clean(text[:MAX_TEXT])
         for changed, what in done:
@@ -87,7 +90,7 @@ class _Parser:
     def run(self) -> ParseResult:
         found = self.find()
         usable = self.usable(found)
-        chosen = self.from_layout(found, self.choose(usable)) or self.from_prose(found) or self.from_last_resort(found)
+        chosen = self.from_layout(found, self.choose(usable)) or self.from_prose(found, usable) or self.from_last_resort(found)
         if chosen is None:
             return self.failed(found)
         shape_, candidates = chosen
@@ -106,7 +109,7 @@ class _Parser:
         if fields.refused and fields.refused == len(built.script.panels):
             self.refused = True
             return self.failed(found)
-        if not self.has_content(shape_, built):
+        if not self.has_content(built):
             found.cut_off = found.cut_off or truncated
             return self.failed(found)
         return self.result(found, built, truncated or self.cut_by_size)
@@ -122,7 +125,7 @@ class _Parser:
         if truncated:
             cause = causes.truncation(found, len(script.panels) - len(built.partial), len(built.partial))
         status = "truncated" if truncated else "repaired" if self.report.changed else "ok"
-        return ParseResult(status, script, self.report.lines(), cause, built.partial, self.expected)
+        return ParseResult(status, script, self.report.lines(), cause, built.partial, self.expected, built.empty)
 
     def failed(self, found: Scan) -> ParseResult:
         cause = causes.failure(found, placeholder=self.placeholder, schema=self.schema, refused=self.refused)
@@ -142,6 +145,7 @@ class _Parser:
             found = scan(self.text, self.fuel, lambda value: is_schema(value) or shape(value, self.fuel) is not None, refused)
             self.report_wrapping(found)
             return found
+        self.whole = isinstance(value, (dict, list))
         return Scan(self.text, [Candidate(value, 0, len(self.text), notes)])
 
     def report_wrapping(self, found: Scan) -> None:
@@ -164,23 +168,24 @@ class _Parser:
 
     def usable(self, found: Scan) -> list[_Found]:
         usable: list[_Found] = []
+        passed = 0
         for candidate in found.candidates:
             if is_schema(candidate.value):
                 self.schema = True
                 continue
             form = shape(candidate.value, self.fuel)
             if form is None:
+                passed += isinstance(candidate.value, dict) and bool(candidate.value)
                 continue
             if is_placeholder(form):
                 self.placeholder = True
-                continue
-            if form.kind != "script" and any(is_refusal(text) for text in _leaves(candidate.value)):
-                self.refused = True
                 continue
             if any(candidate.value == other.candidate.value for other in usable[-8:]):
                 self.report.info("", "the same object stands there more than once; it is taken once")
                 continue
             usable.append(_Found(candidate, form))
+        if usable and passed:
+            self.report.info("", f"{passed} JSON objects hold no part of a script; passed over")
         if usable and (self.schema or self.placeholder):
             self.report.info("", "a schema or sample with placeholders is passed over")
         return usable
@@ -190,16 +195,21 @@ class _Parser:
     def choose(self, usable: list[_Found]) -> tuple[Shape, list[Candidate]] | None:
         scripts = [item for item in usable if item.shape.kind == "script" and item.shape.panels]
         if not scripts:
-            return (join(item.shape for item in usable), [item.candidate for item in usable]) if usable else None
+            if not any(item.shape.panels or item.shape.values.get("dialogue") for item in usable):
+                return None  # characters alone are no script; they are looked at again beside panels in prose
+            return join(item.shape for item in usable), [item.candidate for item in usable]
         if len(scripts) > 1 and _numbered_apart(scripts):
             used = scripts
         else:
             used = [max(enumerate(scripts), key=lambda entry: self.rank(scripts, *entry))[1]]
-        have = {name for item in used for name in item.shape.values}
+        have = {name for item in used for name, entry in item.shape.values.items() if entry not in (None, "", [], {})}
+        single: set[str] = set()  # what comes as one object an entry, each of which counts
         for item in usable:
-            if item not in used and "panels" not in item.shape.values and not have & set(item.shape.values):
+            names = set(item.shape.values)
+            if item not in used and "panels" not in names and not names & (have - single):
                 used.append(item)
-                have |= set(item.shape.values)
+                single |= names - have if item.shape.kind != "script" else set()
+                have |= names
         left = len(usable) - len(used)
         if left:
             self.report.warning("", f"{left} other JSON objects stand in the text and are not used")
@@ -219,17 +229,15 @@ class _Parser:
         corrected = bool(corrections().search(between[:2000])) or n + 2 < len(scripts) and self.is_taken_back(scripts, n + 1)
         return own.truncated or corrected
 
-    def has_content(self, form: Shape, built: Built) -> bool:
-        script = built.script
-        filled = any(not isinstance(panel, dict) or any(v not in (None, "", [], {}) for v in panel.values()) for panel in form.panels)
-        return bool(script.panels and filled) or bool(script.dialogue)
+    def has_content(self, built: Built) -> bool:
+        return bool(built.script.panels) and built.says or bool(built.script.dialogue)
 
     # -- other forms --------------------------------------------------------------------------------------------
 
     def from_layout(self, found: Scan, chosen: tuple[Shape, list[Candidate]] | None) -> tuple[Shape, list[Candidate]] | None:
         """A script in the form of YAML or of tables, if it holds no fewer panels than the JSON in the text (which may
         be small lists inside of it); else what was chosen."""
-        if chosen and chosen[0].kind == "script" and chosen[0].panels:
+        if self.whole or chosen and chosen[0].kind == "script" and chosen[0].panels:
             return chosen
         for readings in (outlines(found.answer, self.fuel), tables(found.answer)):
             parts = [(form, reading) for reading in readings if (form := shape(reading.value, self.fuel))]
@@ -245,18 +253,19 @@ class _Parser:
             return form, [Candidate(r.value, 0, 0, r.notes, r.truncated, r.open_ids) for _, r in parts]
         return chosen
 
-
-    def from_prose(self, found: Scan) -> tuple[Shape, list[Candidate]] | None:
+    def from_prose(self, found: Scan, usable: list[_Found]) -> tuple[Shape, list[Candidate]] | None:
         texts = [text for candidate in found.candidates for text in _leaves(candidate.value)]
         best = max((panels_in_prose(text) for text in texts[:64]), key=len, default=[])
-        if not best and not (self.schema or self.placeholder) and "{" not in found.answer:
+        people = [item for item in usable if set(item.shape.values) == {"characters"}]
+        if not best and not (self.schema or self.placeholder) and (people or "{" not in found.answer):
             best = panels_in_prose(found.answer)
         if not best:
             return None
-        return Shape({"panels": best}, repairs=[("panels", "sentences headed by panel numbers are read as panels")]), []
+        told = Shape({"panels": best}, repairs=[("panels", "sentences headed by panel numbers are read as panels")])
+        return join([told, *(item.shape for item in people)]), [item.candidate for item in people]
 
     def from_last_resort(self, found: Scan) -> tuple[Shape, list[Candidate]] | None:
-        if self.schema or self.placeholder or found.cut_off:
+        if self.schema or self.placeholder or found.cut_off or self.whole:
             return None
         value = last_resort(found.answer)
         form = shape(value, self.fuel) if value is not None else None

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ScriptError
-from .panels import NEUTRAL_PROMPT, PanelLists, panel_lists
+from .drawable import blank_panels
+from .panels import NEUTRAL_PROMPT, PanelLists, panel_lists, usable_script
 from .parse import ParseResult
 from .schema import ComicScript, Panel
 
@@ -36,22 +37,28 @@ class PickedPanel:
 def pick_panel(result: ParseResult, number: int, *, when_absent: str = "stop", **options: Any) -> PickedPanel:
     """The panel with the index `number`; `options` are those of `panel_lists` but for `on_error`.
 
-    when_absent: `stop` is an error that says which panels there are; `last` takes the last whole panel; `placeholder`
-    gives a neutral picture, also for a text that is no script. Raises ScriptError.
+    when_absent counts, too, for a panel with nothing to draw: `stop` is an error that says which panels there are;
+    `last` takes the last whole panel; `placeholder` gives a neutral picture, also for a text that is no script.
+    Other panels with nothing to draw are no concern of this one. Raises ScriptError.
     """
     if when_absent not in WHEN_ABSENT:
         raise ScriptError(f"when_absent: {when_absent!r} is not known. Use one of {', '.join(WHEN_ABSENT)}.")
     on_error = WHEN_ABSENT[when_absent]
     count = len(result.script.panels) if result.script else 0
+    blank = blank_panels(result.script) if result.script else ()
     if when_absent == "placeholder":
         result = _with_panel(result, number)
+    elif when_absent == "stop":
+        usable_script(result)
+        on_error = "keep" if blank else on_error
     lists = panel_lists(result, on_error=on_error, **options)
     if number in lists.index:
         return _at(lists, lists.index.index(number), count, [])
+    absent = f"panel {number} has nothing to draw" if number in blank else f"there is no panel {number}"
     there = _numbers(lists.index)
     if when_absent == "stop":
-        raise ScriptError(f"number: there is no panel {number}; the script has {there}. Choose one of these, or set when_absent.")
-    return _at(lists, -1, count, [f"warning: panels: there is no panel {number}; panel {lists.index[-1]}, the last, is taken ({there})"])
+        raise ScriptError(f"number: {absent}; the script has {there}. Choose one of these, or set when_absent.")
+    return _at(lists, -1, count, [f"warning: panels: {absent}; panel {lists.index[-1]}, the last, is taken ({there})"])
 
 
 def _with_panel(result: ParseResult, number: int) -> ParseResult:

@@ -27,7 +27,7 @@ _LITERAL = re.compile(r"(true|false|null|none|undefined|nil|nan|infinity)\b", re
 _LITERALS = {"true": True, "false": False}
 _JSON_LITERALS = ("true", "false", "null")
 _ELLIPSIS = re.compile(r"\.{2,}|\u2026+")
-_WORD_END = re.compile(r"[,\uff0c\n{}\[\]\uff5b\uff5d\uff3b\uff3d]")
+_WORD_END = re.compile(r"[,\uff0c\u060c\n{}\[\]\uff5b\uff5d\uff3b\uff3d]")
 _WORD_START = re.compile(r"[^\W_]|[_$<(-]")
 _CODE = re.compile(r"[=(]")  # in a list such a word is program text, not an entry
 _FENCE = "```"
@@ -257,7 +257,7 @@ class _Reader(Brackets):
 
     def delimited(self, pos: int) -> bool:
         after = strings.skip(self.text, pos)
-        return after >= len(self.text) or self.text[after] in "}],\uff0c;\uff5d\uff3d\u3011\"" or "\n" in self.text[pos:after]
+        return after >= len(self.text) or self.text[after] in "}],\uff0c;\u060c\u061b\uff5d\uff3d\u3011\"" or "\n" in self.text[pos:after]
 
     def put(self, frame: Frame, value: Any, end: int = 0) -> int:
         if frame.is_object:
@@ -317,7 +317,7 @@ class _Reader(Brackets):
             if not found:
                 return len(self.text)
             at = found.end()
-            if found.group() not in ",\uff0c" or not frame.is_object:
+            if found.group() not in ",\uff0c\u060c" or not frame.is_object:
                 break
             after = strings.skip(self.text, at)
             if strings.key_follows(self.text, after, frame.bare) or self.text[after : after + 1] in ("}", "]"):

@@ -17,12 +17,15 @@ _SPACES = re.compile(r"\s+")
 
 
 def last_resort(text: str) -> Any | None:
-    """Value that `json-repair` reads from the first bracket on, or None if it reads none or invents text."""
+    """Value that `json-repair` reads from the first bracket on, or None if it reads none, invents text or is not installed."""
     start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
     if start < 0 or len(text) - start > LONGEST or _depth(text[start:]) > 40:
         return None
-    import json_repair
-
+    try:
+        import json_repair
+    except ImportError:
+        _LOG.debug("json-repair is not installed; what our own rules cannot read stays unread")
+        return None
     source = text[start:]
     try:
         value = json_repair.loads(source, skip_json_loads=True)

@@ -43,7 +43,7 @@ def read_pairs(text: str) -> list[Pair]:
     keeps its spaces, its arrows and \\n.
     """
     pairs = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), 1):
         if not line.strip():
             continue
         old, new = _sides(line.strip(), number)
@@ -99,7 +99,7 @@ def replace_texts(
     """
     if scope not in SCOPES:
         raise ScriptError(f"scope: {scope!r} is not known. Use one of {', '.join(SCOPES)}.")
-    known_ids = {person["id"] for person in script["characters"]}
+    known_ids: set[str] = set()
 
     def chosen(field: str, text: str) -> bool:
         if field in _CLOSED:
@@ -122,6 +122,7 @@ def replace_texts(
     for pair in pairs:
         pattern = _pattern(pair.old, whole_words, match_case)
         changes = 0
+        known_ids = {person["id"] for person in script["characters"]}  # a pair before this one may have changed them
 
         def changed(field: str, text: str) -> str:
             nonlocal changes, size

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _LOOK_AT = 256  # entries of a list that are looked at
 _PLACEHOLDER = re.compile(
-    r"\s*(?:\.{2,}|\u2026+|<[^<>]*>|\{[^{}]*\}|\[[^\[\]]*\]|string|str|text|integer|int|number|todo|tbd|_+|-+|x{2,})?\s*$",
+    r"\s*(?:\.{2,}|\u2026+|<[^<>]*>|string|str|text|integer|int|number|todo|tbd|_+|-+|x{2,})?\s*$",
     re.IGNORECASE,
 )
 # In a sample that lists several shots as the value of one: "string, what happens", "(what happens)".
@@ -21,6 +21,7 @@ _DESCRIBED = re.compile(
     r"\s*(?:(?:string|str|text|integer|int|number|list|array)\b\s*[,:;(|\-].*|\([^()]*\)|\uff08[^\uff08\uff09]*\uff09)\s*\Z",
     re.IGNORECASE | re.DOTALL,
 )
+_BRACKETED = re.compile(r"\s*(?:\{([^{}]*)\}|\[([^\[\]]*)\])\s*\Z")
 _SCHEMA_WORDS = frozenset("type enum items properties $ref anyOf oneOf allOf const description".split())
 _ELLIPSIS = re.compile(r"\s*(?:\.{2,}|\u2026+)\s*$")
 _WRAPPERS = ("schema", "json_schema", "parameters", "function", "response_format")  # of a schema, in a request
@@ -46,6 +47,13 @@ def is_schema(value: Any, depth: int = 0) -> bool:
     return depth < 3 and any(is_schema(value[key], depth + 1) for key in _WRAPPERS if key in value)
 
 
+def _is_blank(text: str) -> bool:
+    """Whether a text is a placeholder: "...", "<text>", "string", or words of the format in brackets, `[description]`.
+    What else stands in brackets, `[Rin runs]`, is data."""
+    found = _BRACKETED.match(text)
+    return bool(_PLACEHOLDER.match(text)) or bool(found) and _names_a_field(found[1] or found[2] or "")
+
+
 def _describes(entry: Any) -> bool:
     """Whether every field of an object has a type instead of a value."""
     fields = list(entry.values())[:_LOOK_AT] if isinstance(entry, dict) else []
@@ -67,13 +75,13 @@ def is_placeholder(found: Shape) -> bool:
             elif name != "index" and not (name in _SPOKEN and isinstance(entry, str) and _ELLIPSIS.match(entry)):
                 texts += entry if isinstance(entry, list) else [entry]
     texts = [text for text in texts if isinstance(text, str)]
-    listed = [isinstance(shot, str) and (bool(_PLACEHOLDER.match(shot)) or len(set(find_shots(shot))) > 1) for shot in shots]
-    if texts and any(listed) and all(_PLACEHOLDER.match(text) or _DESCRIBED.match(text) for text in texts):
+    listed = [isinstance(shot, str) and (_is_blank(shot) or len(set(find_shots(shot))) > 1) for shot in shots]
+    if texts and any(listed) and all(_is_blank(text) or _DESCRIBED.match(text) for text in texts):
         return True
-    if texts and shots and all(listed) and all(_PLACEHOLDER.match(text) or _DESCRIBED.match(text) or _names_a_field(text) for text in texts):
+    if texts and shots and all(listed) and all(_is_blank(text) or _DESCRIBED.match(text) or _names_a_field(text) for text in texts):
         return True
     if texts:
-        return all(_PLACEHOLDER.match(text) for text in texts) and (not shots or any(listed) or any(texts))
+        return all(_is_blank(text) for text in texts) and (not shots or any(listed) or any(texts))
     return bool(shots) and all(listed)
 
 
@@ -88,7 +96,7 @@ def is_left_out(entry: Any) -> bool:
         return True
     panel = {aliases("panel").get(normalise_key(key)): value for key, value in entry.items()}
     texts = [value for name, value in panel.items() if name != "index"]
-    return isinstance(panel.get("shot"), str) and all(isinstance(text, str) and text.strip() and _PLACEHOLDER.match(text) for text in texts)
+    return isinstance(panel.get("shot"), str) and all(isinstance(text, str) and text.strip() and _is_blank(text) for text in texts)
 
 
 @lru_cache(maxsize=1)

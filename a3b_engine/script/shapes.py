@@ -9,26 +9,21 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import Any, Iterable
 
+from .kinds import (
+    LOOK_AT, NUMBERED, are_panels, could_be_panels, has_panels, hold_panels, holds_list_of_panels, is_foreign, kind_of, number_in,
+)
 from .locate import scan, strict
-from .numerals import CJK, WORDS, spelled
 from .reader import Fuel, Unreadable, read_value
 from .report import quote
 from .samples import is_schema
-from .vocabulary import aliases, normalise_key, prose_markers
+from .vocabulary import aliases, normalise_key
 
 MAX_NESTING = 5
-_LOOK_AT = 64  # entries of a container that are looked at to see what it is
 _LISTS = ("panels", "dialogue", "characters")
-_PANEL_SIGNS = frozenset(
-    "shot action micro_expression background light props caption sfx scene_tag visual_prompt negative".split()
-)
-_NUMBERED = re.compile(
-    rf"(?:{'|'.join(map(re.escape, prose_markers()))}|page|chapter|strip|part)?_?(?:\u7b2c)?"
-    rf"(\d{{1,4}}|{'|'.join(WORDS)}|[{CJK}]{{1,3}})(?:\u683c|\u5e55|\u955c|\u9801|\u9875|\u30b3\u30de\u76ee?)?$"
-)
-# Keys of an answer of a server and not of a script: what stands beside them is no picture.
-_ENVELOPE = frozenset(("error", "errors", "refusal", "message", "choices", "finish_reason"))
-_CHAT_ROLES = ("assistant", "system", "user", "model", "bot", "tool")
+_COLON = re.compile("[:\uff1a]")
+_CALL = frozenset(("arguments", "parameters", "input", "function"))  # beside a name these are the call of a tool
+_ABOUT = frozenset(("meta", "metadata", "info", "comic_info", "story_info", "header"))  # what a writer puts about the page
+_ABOUT_PAGE = ("title", "style", "language", "reading_direction", "characters")
 
 
 @dataclass
@@ -36,7 +31,7 @@ class Shape:
     """Values under the field names of a script, and how they got there."""
 
     values: dict[str, Any]
-    kind: str = "script"  # script, panel or row: what the value was
+    kind: str = "script"  # script, panel, row or character: what the value was
     repairs: list[tuple[str, str]] = field(default_factory=list)
     remarks: list[tuple[str, str]] = field(default_factory=list)
     extras: dict[str, Any] = field(default_factory=dict)
@@ -47,51 +42,13 @@ class Shape:
         return self.values.get("panels") or []
 
 
-def kind_of(item: Any) -> str:
-    """panel, row, character or nothing ("") for one object, by its keys."""
-    if not isinstance(item, dict) or is_schema(item):
-        return ""
-    if len(item) == 1:
-        only = next(iter(item.values()))
-        if isinstance(only, dict) and not _is_envelope(item):
-            return kind_of(only) if kind_of_keys(only) else ""
-    return kind_of_keys(item)
-
-
-def _is_envelope(item: dict) -> bool:
-    """Whether an object is a server's answer or a chat turn around the text."""
-    return any(normalise_key(key) in _ENVELOPE for key in list(item)[:_LOOK_AT]) or item.get("role") in _CHAT_ROLES
-
-
-def kind_of_keys(item: dict) -> str:
-    """As `kind_of`, without looking through a wrapper."""
-    if _is_envelope(item) and not {"shot", "visual_prompt", "line"} & set(item):
-        return ""
-    content = item.get("content")
-    if isinstance(content, str) and content.lstrip()[:1] in ("{", "[", "`"):
-        return ""  # a script may stand in it
-    keys = [normalise_key(key) for key in list(item)[:_LOOK_AT]]
-    panel = [key for key in keys if aliases("panel").get(key) in _PANEL_SIGNS]
-    row = {aliases("row")[key] for key in keys if key in aliases("row")} - {"panel"}
-    person = {aliases("character")[key] for key in keys if key in aliases("character")}
-    if {"look", "name"} <= person and len(panel) < 2 and "line" not in row - {"speaker"}:
-        return "character"
-    if panel and (len(panel) >= len(row) or "line" not in row) and any(key not in aliases("row") for key in panel):
-        return "panel"
-    if "line" in row and (len(row) > 1 or "line" in keys):
-        return "row"
-    if "look" in person and len(panel) < 2 and "id" in person and not any(isinstance(v, int) for v in item.values()):
-        return "character"
-    return "panel" if panel else ""
-
-
 def shape(value: Any, fuel: Fuel, depth: int = 0) -> Shape | None:
     """The script, panel or dialogue row that a value holds; None if it holds none of them."""
     if isinstance(value, str):
         return _in_string(value, fuel, depth)
     if isinstance(value, list):
         return _in_list(value, fuel, depth)
-    if isinstance(value, dict) and value and not is_schema(value):
+    if isinstance(value, dict) and value and not is_schema(value) and not is_foreign(value):
         return _in_object(value, fuel, depth)
     return None
 
@@ -129,7 +86,7 @@ def _in_text(value: str, fuel: Fuel, depth: int) -> Shape | None:
     if not ("{" in value or "[" in value or "\uff5b" in value):
         return None
     found = scan(value, fuel, lambda inner: shape(inner, fuel, depth + 1) is not None)
-    parts = [part for part in (shape(candidate.value, fuel, depth + 1) for candidate in found.candidates[:_LOOK_AT]) if part]
+    parts = [part for part in (shape(candidate.value, fuel, depth + 1) for candidate in found.candidates[:LOOK_AT]) if part]
     scripts = [part for part in parts if part.kind == "script" and part.panels]
     if scripts:
         return max(scripts, key=lambda part: len(part.panels))
@@ -137,13 +94,13 @@ def _in_text(value: str, fuel: Fuel, depth: int) -> Shape | None:
 
 
 def _in_list(items: list, fuel: Fuel, depth: int) -> Shape | None:
-    kinds = [kind_of(item) for item in items[:_LOOK_AT]] if not _hold_panels(items) else []
+    kinds = [kind_of(item) for item in items[:LOOK_AT]] if not hold_panels(items) else []
     for kind, name in (("panel", "panels"), ("row", "dialogue"), ("character", "characters")):
         if kinds and kinds.count(kind) * 2 > len(kinds):
             return Shape({name: items}, repairs=[(name, "a bare list is read as this field")])
     if depth >= MAX_NESTING:
         return None
-    found = [part for part in (shape(item, fuel, depth + 1) for item in items[:_LOOK_AT]) if part and part.values]
+    found = [part for part in (shape(item, fuel, depth + 1) for item in items[:LOOK_AT]) if part and part.values]
     if not found:
         return None
     return _joined(found, "a list of several parts is read as one script")
@@ -154,42 +111,43 @@ def _in_object(value: dict, fuel: Fuel, depth: int) -> Shape | None:
     numbered = []
     for key, entry in value.items():
         name = aliases("script").get(normalise_key(key))
-        number = _NUMBERED.match(normalise_key(key))
+        number = NUMBERED.match(normalise_key(key))
         if name in _LISTS:
             inner = unstring(entry, fuel)
             if inner is not entry:
                 result.repairs.append((name, "the list stood inside a string"))
-            if name == "panels" and (not _could_be_panels(inner) or _hold_panels(inner)):
+            if name == "panels" and (not could_be_panels(inner, key) or hold_panels(inner)):
                 name = None
             elif name not in result.values or key == name:
                 if key != name:
                     result.repairs.append((name, f"read from the key {quote(key)}"))
                 result.values[name] = _as_list(inner, name, result, fuel)
                 continue
-        if number and isinstance(entry, (dict, str)) and name is None and not (isinstance(entry, dict) and _has_panels(entry)):
-            numbered.append((_number(number), entry))
+        if name == "title" and key != name and _CALL & set(value):
+            name = None  # the name of a tool that is called
+        if number and isinstance(entry, (dict, str)) and name is None and not (isinstance(entry, dict) and has_panels(entry)):
+            numbered.append((key, number_in(number), entry))
         elif name and name not in _LISTS and (name not in result.values or key == name):
             if key != name:
                 result.repairs.append((name, f"read from the key {quote(key)}"))
             result.values[name] = entry
         else:
             result.extras[key] = entry
-    if "panels" not in result.values and numbered and (len(numbered) > 1 or isinstance(numbered[0][1], dict)):
-        result.values["panels"] = [_with_index(entry, number) for number, entry in numbered]
+    if "panels" not in result.values and are_panels(numbered):
+        result.values["panels"] = [_with_index(entry, number) for _, number, entry in numbered]
         result.repairs.append(("panels", "numbered keys are read as a list of panels"))
+    else:
+        result.extras.update((key, entry) for key, _, entry in numbered)
     if result.panels:
+        _look_about(result)
         return result
     if any(isinstance(entry, str) and "{" in entry for entry in result.extras.values()):
         inside = _nested(value, result, fuel, depth)  # {"content": "Sure: {...}"} is no panel
         if inside and inside.panels:
             return inside
-    if any(map(_holds_list_of_panels, result.extras.values())):  # {"count": 2, "items": [{...}, {...}]} is no panel
+    if any(map(holds_list_of_panels, result.extras.values())):  # {"count": 2, "items": [{...}, {...}]} is no panel
         return _nested(value, result, fuel, depth)
     return _single(value) or _nested(value, result, fuel, depth)
-
-
-def _holds_list_of_panels(entry: Any) -> bool:
-    return isinstance(entry, list) and bool(entry) and kind_of(entry[0]) == "panel" and kind_of(entry[-1]) == "panel"
 
 
 def _single(value: dict) -> Shape | None:
@@ -198,21 +156,43 @@ def _single(value: dict) -> Shape | None:
         return Shape({"panels": [value]}, "panel", remarks=[("panels", "a single panel object is read as a list of one")])
     if kind == "row":
         return Shape({"dialogue": [value]}, "row", remarks=[("dialogue", "a single dialogue row is read as a list of one")])
+    if kind == "character":
+        return Shape({"characters": [value]}, "character", remarks=[("characters", "a single character is read as a list of one")])
     return None
+
+
+def _look_about(result: Shape) -> None:
+    """What a script lacks and an object of remarks about the page has: {"meta": {"style": "ink"}, "panels": [...]}."""
+    for key, entry in list(result.extras.items())[:LOOK_AT]:
+        if normalise_key(key) not in _ABOUT or not isinstance(entry, dict):
+            continue
+        rest = dict(entry)
+        for inner, told in entry.items():
+            name = aliases("script").get(normalise_key(inner))
+            if name in _ABOUT_PAGE and name not in result.values:
+                result.values[name] = rest.pop(inner)
+                result.repairs.append((name, f"read from inside the key {quote(key)}"))
+        if len(rest) < len(entry):
+            del result.extras[key]
+            result.remarks += [(f"{key[:40]}.{inner[:40]}", "not a field of a script; left out") for inner in list(rest)[:LOOK_AT]]
 
 
 def _nested(value: dict, outer: Shape, fuel: Fuel, depth: int) -> Shape | None:
     """A script one or two levels down ({"comic": {...}}, {"pages": [{...}, {...}]}), with the outer title and so on."""
     if depth < MAX_NESTING:
         found: dict[str, Shape] = {}
-        for key, entry in list(outer.extras.items())[:_LOOK_AT]:
+        for key, entry in list(outer.extras.items())[:LOOK_AT]:
             part = shape(entry, fuel, depth + 1) if isinstance(entry, (dict, list, str)) else None
             if part and (part.panels or "dialogue" in part.values and "dialogue" not in outer.values):
                 found[key] = part
         if found:
+            _look_about(outer)
             inner = _best(found)
             inner.repairs += outer.repairs
             inner.remarks += outer.remarks
+            lost = [key for key, entry in outer.extras.items() if key not in found and entry not in (None, "", [], {})]
+            lost += [name for name in outer.values if name in inner.values and outer.values[name] not in (None, "", [], {}, inner.values[name])]
+            inner.remarks += [(key[:40], "not a field of a script, or given further inside; left out") for key in lost[:LOOK_AT]]
             inner.values = {**outer.values, **inner.values}
             return inner
     return outer if outer.values.get("dialogue") or outer.values.get("characters") else None
@@ -222,7 +202,7 @@ def _best(found: dict[str, Shape]) -> Shape:
     """Of the parts under several keys: the numbered pages or the named panels together, else the longest script."""
     scripts = {key: part for key, part in found.items() if part.kind == "script" and part.panels}
     used = scripts or found
-    if len(used) > 1 and (not scripts or all(_NUMBERED.match(normalise_key(key)) for key in used)):
+    if len(used) > 1 and (not scripts or all(NUMBERED.match(normalise_key(key)) for key in used)):
         return _joined(list(used.values()), f"the parts under the keys {quote(', '.join(used))} are read as one script")
     key = max(reversed(used), key=lambda name: len(used[name].panels))
     inner = used[key]
@@ -231,34 +211,6 @@ def _best(found: dict[str, Shape]) -> Shape:
         if other != key:
             inner.repairs.append((other[:40], "another script stands here and is not used"))
     return inner
-
-
-def _hold_panels(items: Any) -> bool:
-    """Whether the entries of a list are scenes or pages that have lists of panels of their own."""
-    if not isinstance(items, list) or not items:
-        return False
-    return sum(isinstance(item, dict) and _has_panels(item) for item in items[:_LOOK_AT]) * 2 > len(items[:_LOOK_AT])
-
-
-def _has_panels(item: dict) -> bool:
-    return any(
-        aliases("script").get(normalise_key(key)) == "panels" and isinstance(entry, list) and entry and kind_of(entry[0]) == "panel"
-        for key, entry in list(item.items())[:_LOOK_AT]
-    )
-
-
-def number_of_key(key: str) -> int | None:
-    """The number of a key such as `panel_2`, `2`, `panel_two` or a CJK one; None if it is no number."""
-    found = _NUMBERED.match(normalise_key(key))
-    return _number(found) if found else None
-
-
-def _number(found: re.Match) -> int:
-    return int(found[1]) if found[1].isdecimal() else spelled(found[1]) or 0
-
-
-def _could_be_panels(value: Any) -> bool:
-    return isinstance(value, (list, dict)) and not (isinstance(value, dict) and "items" in value and "type" in value)
 
 
 def _with_index(entry: Any, number: int) -> Any:
@@ -270,7 +222,7 @@ def _with_index(entry: Any, number: int) -> Any:
 def _as_list(value: Any, name: str, result: Shape, fuel: Fuel) -> Any:
     """A list for an object of numbered or named entries; a list of lists is flattened by one level."""
     if isinstance(value, list):
-        if value and all(isinstance(item, list) for item in value):
+        if value and all(isinstance(item, list) for item in value) and not (name == "dialogue" and are_pairs(value)):
             result.repairs.append((name, "a list of lists is read as one list"))
             return [item for part in value for item in part]
         if name == "panels" and any(isinstance(item, str) and item.lstrip()[:1] == "{" for item in value):
@@ -279,12 +231,12 @@ def _as_list(value: Any, name: str, result: Shape, fuel: Fuel) -> Any:
         return value
     if not isinstance(value, dict) or name == "characters":
         return value
-    holds = any(map(_holds_list_of_panels, value.values()))
+    holds = any(map(holds_list_of_panels, value.values()))
     if kind_of(value) in ("panel", "row") and not holds:
         result.repairs.append((name, "a single object is read as a list of one"))
         return [value]
     entries = list(value.items())
-    if name == "panels" and len(lists := [entry for entry in entries if _holds_list_of_panels(entry[1])]) == 1:
+    if name == "panels" and len(lists := [entry for entry in entries if holds_list_of_panels(entry[1])]) == 1:
         entries = lists
     if len(entries) == 1 and isinstance(entries[0][1], list):
         result.repairs.append((name, f"the list was found under the key {quote(entries[0][0])}"))
@@ -292,10 +244,18 @@ def _as_list(value: Any, name: str, result: Shape, fuel: Fuel) -> Any:
     if name == "dialogue":
         return value
     result.repairs.append((name, "an object of entries is read as a list"))
-    numbers = [_NUMBERED.match(normalise_key(key)) for key, _ in entries]
+    numbers = [NUMBERED.match(normalise_key(key)) for key, _ in entries]
     if all(numbers):
-        return [_with_index(entry, _number(number)) for number, (_, entry) in zip(numbers, entries)]
+        return [_with_index(entry, number_in(number)) for number, (_, entry) in zip(numbers, entries)]
     return [entry for _, entry in entries]
+
+
+def are_pairs(rows: list) -> bool:
+    """Whether all entries of a list of dialogue are `["Rin", "Hello"]`: who speaks, and what is said."""
+    return bool(rows) and all(
+        isinstance(row, list) and len(row) == 2 and all(isinstance(part, str) for part in row) and len(row[0]) <= 40 and not _COLON.search(row[0])
+        for row in rows
+    )
 
 
 def _joined(parts: list[Shape], what: str) -> Shape:
@@ -308,6 +268,7 @@ def _joined(parts: list[Shape], what: str) -> Shape:
     for part in parts:
         whole.repairs += part.repairs
         whole.remarks += part.remarks
+        whole.remarks += [(key[:40], "not a field of a script; left out") for key, entry in list(part.extras.items())[:LOOK_AT] if entry not in (None, "", [], {})]
         for name, entry in part.values.items():
             if isinstance(entry, list) and isinstance(whole.values.get(name), list):
                 whole.values[name] = [*whole.values[name], *entry]

@@ -30,7 +30,7 @@ _CLOSERS: dict[str, tuple[str, str]] = {
 QUOTES = frozenset(_CLOSERS)
 OPEN_OBJECT, CLOSE_OBJECT = "{\uff5b", "}\uff5d"
 OPEN_ARRAY, CLOSE_ARRAY = "[\uff3b\u3010", "]\uff3d\u3011"
-COMMAS, COLONS = ",\uff0c\u3001;\uff1b", ":\uff1a"
+COMMAS, COLONS = ",\uff0c\u3001;\uff1b\u060c\u061b", ":\uff1a"
 _CLOSE = CLOSE_OBJECT + CLOSE_ARRAY
 _STARTS = frozenset(QUOTES | set(OPEN_OBJECT + OPEN_ARRAY))
 
@@ -317,7 +317,7 @@ def _ends_value(text: str, pos: int, place: Place, strong: bool = False) -> bool
 
 def _comma_fits(text: str, after: int, place: Place, strong: bool) -> bool:
     for _ in range(8):  # surplus commas
-        if text[after : after + 1] not in (",", "\uff0c"):
+        if text[after : after + 1] not in (",", "\uff0c", "\u060c"):
             break
         after = skip(text, after + 1)
     if after >= len(text):

@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from .reader import Reading
-from .shapes import kind_of_keys, number_of_key
+from .kinds import kind_of_keys, number_of_key
 
 MAX_TEXT = 200_000
 MAX_TABLES = 16

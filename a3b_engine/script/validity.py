@@ -11,10 +11,12 @@ from .schema import SHOTS, Character, ComicScript, DialogueLine, Panel
 
 ENTRIES = {"characters": Character, "dialogue": DialogueLine, "panels": Panel}
 LABELS = {"characters": "id", "panels": "index"}  # what names an entry; a row has its place only
+_MAX_PLACES = 5  # named in one line
 
 
-def valid_script(value: dict[str, Any], widget: str) -> ComicScript:
-    """The value as a script. Raises ScriptError: a wrong type, an unknown key, a panel number twice or nowhere."""
+def valid_script(value: dict[str, Any], widget: str, before: ComicScript) -> ComicScript:
+    """The value as a script. Raises ScriptError: a wrong type, an unknown key, a panel number twice or nowhere, an id
+    that `before` had once or not at all and that stands for two characters now, or an id that was taken away."""
     from pydantic import ValidationError
 
     for key in value:
@@ -26,6 +28,7 @@ def valid_script(value: dict[str, Any], widget: str) -> ComicScript:
         first = error.errors(include_url=False)[0]
         raise ScriptError(f"{widget}: {_place(first['loc'], value)}: {_wanted(first)}") from None
     _check_numbers(script, widget)
+    _check_ids(script, widget, before)
     _check_extras(script, widget)
     return script
 
@@ -42,6 +45,43 @@ def _check_numbers(script: ComicScript, widget: str) -> None:
             raise ScriptError(
                 f"{widget}: dialogue.{place}.panel: there is no panel {row.panel}. Use one of {', '.join(map(str, sorted(there)[:30]))}."
             )
+
+
+def _check_ids(script: ComicScript, widget: str, before: ComicScript) -> None:
+    old, new = (Counter(person.id.casefold() for person in side.characters) for side in (before, script))
+    for place, person in enumerate(script.characters, 1):
+        count = new[person.id.casefold()]
+        if not person.id.strip():
+            lost = [other.id for other in before.characters if other.id.strip() and new[other.id.casefold()] == 0]
+            if lost and count > old[person.id.casefold()]:
+                raise ScriptError(
+                    f"{widget}: characters.{place}.id would be empty (it was {lost[0]:.40}). Give the character another id, or take it away."
+                )
+        elif count > max(old[person.id.casefold()], 1):
+            raise ScriptError(f"{widget}: {count} characters would have the id {person.id:.40}. Give each an id of its own.")
+
+
+def loose_references(before: ComicScript, after: ComicScript) -> list[str]:
+    """A line for each word that named a character in `before`, still stands in panels or as a speaker, and names none
+    any more."""
+    gone = _names(before) - _names(after)
+    places: dict[str, list[str]] = {}
+    for panel in after.panels:
+        for word in panel.characters:
+            if word.casefold() in gone:
+                places.setdefault(word, []).append(f"panels.{panel.index}.characters")
+    for place, row in enumerate(after.dialogue, 1):
+        if row.speaker.casefold() in gone:
+            places.setdefault(row.speaker, []).append(f"dialogue.{place}.speaker")
+    return [
+        f"{word:.40} is no character any more, but stands in {', '.join(found[:_MAX_PLACES])}{', ...' if len(found) > _MAX_PLACES else ''};"
+        " change it there, too (replace with replace_ids renames a character everywhere)"
+        for word, found in places.items()
+    ]
+
+
+def _names(script: ComicScript) -> set[str]:
+    return {word.casefold() for person in script.characters for word in (person.id, person.name) if word.strip()}
 
 
 def _check_extras(script: ComicScript, widget: str) -> None:

@@ -11,12 +11,13 @@ import unicodedata
 from typing import Any
 
 from . import schema
+from .flow import flow_items
 from .numerals import NumberText, spelled
 from .report import Report, quote
 from .strings import join_surrogates
 from .vocabulary import aliases, find_shots, nothing_words, normalise_key, reading_direction
 
-_SPLIT = re.compile(r"\s*[,;/&\uff0c\u3001\uff1b]\s*")
+_SPLIT = re.compile(r"\s*[,;/&\uff0c\u3001\uff1b\u060c\u061b]\s*")
 _QUOTED = re.compile(r"\s*(?:\"([^\"]+)\"|\u201c([^\u201c\u201d]+)\u201d|\u300c([^\u300c\u300d]+)\u300d)\s*\Z")
 _DIGITS = re.compile(r"(?<![\d.])\d{1,7}(?![\d.])(?!(?!st\b|nd\b|rd\b|th\b)[A-Za-z])")  # not those inside a hash
 _EXTRA_NAME = re.compile(r"[^\W\d]\w{0,39}\Z")
@@ -71,6 +72,10 @@ class Values:
             self.report.repair(place, f"{quote(value)} says that there is none; left empty")
             return []
         if isinstance(value, str) and value.strip():
+            items = flow_items(value)
+            if items:
+                self.report.repair(place, "a list written as a text is read as a list")
+                return [text for item in items if (text := self.text(item.text, place)).strip()]
             parts = [part for part in _SPLIT.split(self.text(value, place).strip()) if part]
             self.report.repair(place, "a text is read as a list, split at its commas")
             return parts

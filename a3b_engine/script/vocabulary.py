@@ -125,6 +125,12 @@ def nothing_words() -> frozenset[str]:
 
 
 @lru_cache(maxsize=1)
+def remark_labels() -> frozenset[str]:
+    """Normalised labels of lines that say something of a panel, and are no speaker and no field."""
+    return frozenset(map(normalise_key, _table()["remark_labels"]))
+
+
+@lru_cache(maxsize=1)
 def corrections() -> re.Pattern:
     """Words between two answers that say that the second replaces the first."""
     words = _table()["corrections"]
@@ -145,16 +151,14 @@ def _refused() -> tuple[str, ...]:
     return tuple(_plain_case(word) for word in _table()["refused"])
 
 
-def is_refusal(text: str) -> bool:
-    """Whether a text is a model that refuses: it begins as one and names what is refused. A person of the story who
-    says "I can't sleep" does not."""
-    start = _plain_case(text[:300].strip(" \t\r\n\"'*."))
-    return start.startswith(_refusals()) and any(word in start for word in _refused())
+def refusal_parts() -> dict[str, list[str]]:
+    """Words of which `refusals.py` builds its patterns, by what they say and the language."""
+    return _table()["refusal_parts"]
 
 
 def sounds_like_refusal(answer: str) -> bool:
-    """As `is_refusal`, for a whole answer that holds no script: its first words are enough, or words further on that
-    name what is refused."""
+    """Whether a whole answer that holds no script is a model that refuses: its first words are enough, or words further
+    on that name what is refused. For a value of a script `refusals.py` asks for more."""
     start = _plain_case(answer[:400].strip(" \t\r\n\"'*."))
     if start.startswith(_refusals()):
         return True

@@ -102,6 +102,8 @@ ANSWERS = [
     f"```yaml\n{_YAML}```",
     _TABLE,
     _PROSE,
+    '**Panel 1 (Wide shot):**\nAction: the city burns\nMood: tense\nDialogue:\n- **Rin:** "Run."\n- Mio: no\n\n**Panel 2 [Close-up]**\nAction: a face\nsmoke rises',
+    'Character:\n{"name":"Rin","look":"red hair"}\nScript:\n{"meta":{"style":"ink"},"scenes":[{"panels":[{"shot":"wide","action":"Rin runs","dialogue":[["Rin","go"],["Mio","no"]],"light":"N/A"},{}]}]}',
     "1. Shot: wide. Action: a door\n2. Shot: close. Action: a face",
     "\u3010\u5206\u955c1\u3011\n\u666f\u522b\uff1a\u8fdc\u666f\n\u52a8\u4f5c\uff1a\u96e8\n\u3010\u5206\u955c2\u3011\n\u666f\u522b\uff1a\u7279\u5199",
     "I'm sorry, but I can't help with that request.",
@@ -110,7 +112,7 @@ PIECES = [
     *'{}[]",:\\\'\n \t`|-#',
     '"}', '"]', '",', '": "', "},{", "]}", '{"', '[{"', "\\n", '\\"', "\\u", "\\ud800", "\ud800", "\x00", "\u200b", "\ufeff", "\u00a0",
     "\u201c", "\u201d", "\u2018", "\uff0c", "\uff1a", "\uff5b", "\u300c", "\u300d", "//", "/*", "*/", "<!--", "```", "```json\n", "~~~",
-    "<think>", "</think>", "None", "True", "NaN", "null", "...", "\u2026", "1e999", "-", "+ ", "&quot;", "<br>", "Panel 3: ", "\n- ", "\n  ",
+    "<think>", "</think>", "None", "True", "NaN", "null", "...", "\u060c", "('a', 'b')", "[a, \"b\"]", "\u2026", "1e999", "-", "+ ", "&quot;", "<br>", "Panel 3: ", "\n- ", "\n  ",
     '"panels"', '"shot"', '"dialogue":[', '"line":', "panels:\n", "| a |", "|---|\n", "shot = ",
 ]
 

@@ -56,4 +56,4 @@ def test_the_checks_find_what_they_look_for():
     with pytest.raises(AssertionError):
         check_form(ParseResult("ok", None))
     with pytest.raises(AssertionError):
-        check_lists(ParseResult("ok", ComicScript(panels=[Panel(index=2), Panel(index=1)])))
+        check_lists(ParseResult("ok", ComicScript(panels=[Panel(index=1, action="a"), Panel(index=1, action="b")])))

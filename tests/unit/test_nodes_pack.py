@@ -20,7 +20,7 @@ IDS += ["A3BPickPanel", "A3BEditScript", "A3BSaveScript", "A3BLoadScript"]
 ORDER = {
     "A3BLoadModel": "checkpoint expert_format vram_gb context device",
     "A3BEncodeImage": "model image size fit | images",
-    "A3BBuildPrompt": "text system language label_images | images preset",
+    "A3BBuildPrompt": "text system language label_images | images preset prompt_language",
     "A3BGenerate": "model prompt preset max_new_tokens temperature top_p top_k min_p presence_penalty frequency_penalty "
     "repetition_penalty seed thinking thinking_budget format panels rounds | schema regex stop",
     "A3BParsePanels": "text panel_count on_error style_prefix style_suffix base_seed size_family | stats seed_per_scene",

@@ -222,6 +222,13 @@ def test_comic_presets_carry_language_and_open_counts(preset, model):
         assert "17" in told and "29" in told and "{{" not in told
 
 
+def test_the_language_of_image_prompts_is_chosen_apart():
+    japanese, _ = build(text="x", language="English", preset="manga", prompt_language="Japanese")
+    assert "title: English." in japanese.system and "style): Japanese." in japanese.system
+    both, _ = build(text="x", language="Chinese", preset="manga", prompt_language="Chinese")
+    assert "\u82f1\u6587\u3002" not in both.system and both.system.count("\uff1a\u4e2d\u6587\u3002") == 2
+
+
 @pytest.mark.parametrize("preset", JOBS)
 def test_jobs_are_answered_as_text_in_the_chosen_language(preset, model):
     """Generate's own default must not press the answer of a plain job into a comic script."""

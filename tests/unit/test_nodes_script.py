@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fake_comfy import comfy, part  # noqa: F401
 from node_runs import NODES, errors, parse, run, widgets
+from test_script_causes import CAUSES, REFUSALS
 
 SCRIPT = {
     "title": "Rain: one",
@@ -53,6 +54,68 @@ def test_parse_gives_one_empty_row_when_nobody_speaks():
 def test_seeds_follow_the_scene_when_asked():
     assert parsed(text=TEXT, base_seed=10)["seed"] == [11, 12]
     assert parsed(text=TEXT, base_seed=10, seed_per_scene=True)["seed"] == [11, 11]
+
+
+# Messages: what a text lacks, and advice that the node at hand can follow
+
+# Words for widgets of Generate and of JSON Parse Panels.
+FOREIGN = ("max_new_tokens", "thinking budget", "thinking off", "format widget", "on_error", "model card", "system text", "Raise", "stop string, or look")
+FAULTY = [text for texts in CAUSES.values() for text in texts] + REFUSALS[:3] + [CUT, '{"panels":[{"index":3,"shot":"wide"}]}', '{"dialogue":[{"speaker":"Rin","line":"hi"}]}']
+
+
+@pytest.mark.parametrize("node_id, options", [("A3BPickPanel", {}), ("A3BPickPanel", {"when_absent": "last"}), ("A3BEditScript", {}), ("A3BSaveScript", {}), ("A3BLoadScript", {"file": "a.json"})])
+def test_no_message_names_a_widget_of_another_node(node_id, options, comfy):
+    folder = comfy.models_dir.parent / "input"
+    folder.mkdir()
+    for text in FAULTY:
+        if node_id == "A3BLoadScript":
+            (folder / "a.json").write_text(text, encoding="utf-8")
+        inputs = options if node_id == "A3BLoadScript" else {"script": text, **options}
+        if text == CUT and options.get("when_absent") == "last":
+            continue  # its first panel is whole
+        with pytest.raises(errors.ScriptError) as caught:
+            out(node_id, **inputs)
+        message = str(caught.value)
+        head = message.partition(" The text begins: ")[0]
+        assert not any(word in head for word in FOREIGN), message
+        assert message.startswith("file: a.json: " if node_id == "A3BLoadScript" else "script: ")
+        assert (" set when_absent to" in message) == (node_id == "A3BPickPanel" and bool(text.strip("\ufeff \n\t\u3000")))
+
+
+def test_a_report_names_no_widget_of_another_node():
+    for text in FAULTY:
+        report = out("A3BPickPanel", script=text, when_absent="placeholder")["report"]
+        heads = [line.partition(" The text begins: ")[0] for line in report.splitlines()]
+        assert not any(word in head for word in FOREIGN for head in heads), report
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("", "In Generate: if thinking was on"),
+        ("<think>", "In Generate: raise max_new_tokens"),
+        (CUT, "In Generate: raise max_new_tokens or ask for fewer panels. To go on, set on_error to keep or placeholder."),
+        ("What style do you want?", "In Generate: answer its question"),
+        ('{"error":{"message":"rate limit"}}', "Mend that first. To go on, set on_error to placeholder."),
+        ('{"panels":[{"index":1,"shot":"wide","action":"a"},{"index":2}]}', "text: Panel 2 has nothing to draw"),
+    ],
+)
+def test_parse_says_where_its_advice_belongs(text, words):
+    with pytest.raises(errors.ScriptError) as caught:
+        parse(text=text)
+    assert words in str(caught.value)
+    with pytest.raises(errors.ScriptError) as caught:
+        parse(text="", on_error="keep")
+    assert "on_error" not in str(caught.value)
+
+
+def test_a_panel_with_nothing_to_draw_is_told_by_every_node(comfy):
+    text = '{"panels":[{"index":1,"shot":"wide","action":"a"},{"index":2,"caption":"Then."}]}'
+    line = "warning: panels: nothing to draw in panel 2"
+    assert line in out("A3BEditScript", script=text)["report"]
+    assert line not in out("A3BEditScript", script=text, patch='{"panels": {"2": {"action": "b"}}}')["report"]
+    saved = out("A3BSaveScript", script=text, filename_prefix="page")
+    assert line in outputs("A3BLoadScript", run("A3BLoadScript", file=saved["file"]))["report"]
 
 
 # Pick Panel
@@ -164,6 +227,15 @@ def test_load_checks_before_the_run(comfy):
     assert check(file="gone.json").startswith("file: 'gone.json' was not found")
     assert check(file=name, path="../x.json").startswith("path: '../x.json' is not a name below")
     assert "Save a script first" in check(file="(no script found)")
+
+
+def test_load_takes_prompts_of_an_api_that_leave_something_out(comfy):
+    check, changed = NODES["A3BLoadScript"].VALIDATE_INPUTS, NODES["A3BLoadScript"].IS_CHANGED
+    name = out("A3BSaveScript", script=TEXT)["file"]
+    assert check(path=name) is True and check(path="../x.json").startswith("path: ")
+    assert check(file=name, path="None") is True  # core's text of a null
+    assert changed(path=name) == changed(file=name, path="None") == changed(file=name)
+    assert outputs("A3BLoadScript", run("A3BLoadScript", file=name, path="None"))["count"] == 2
 
 
 def test_load_runs_again_when_the_file_is_edited(comfy):

@@ -201,7 +201,7 @@ ROWS = [{"panel": n, "speaker": "Rin", "line": line} for n, line in ((1, "a"), (
 
 
 def test_k03_dialogue_by_panel():
-    text = json.dumps({"panels": [{"index": n, "shot": "wide"} for n in (1, 2, 3)], "dialogue": ROWS})
+    text = json.dumps({"panels": [{"index": n, "shot": "wide", "action": "a"} for n in (1, 2, 3)], "dialogue": ROWS})
     result = parse_script(text)
     assert result.status == "ok"
     assert panel_lists(result).dialogue == ["Rin: a\nRin: b", "", "Rin: c"]
@@ -216,7 +216,7 @@ def test_k03_rows_inside_panels():
 
 @pytest.mark.parametrize("direction", ["ltr", "rtl", "vertical"])
 def test_k05_direction_is_metadata(direction):
-    text = json.dumps({"reading_direction": direction, "panels": [{"index": n, "shot": "wide"} for n in (1, 2)]})
+    text = json.dumps({"reading_direction": direction, "panels": [{"index": n, "shot": "wide", "action": "a"} for n in (1, 2)]})
     lists = panel_lists(parse_script(text))
     assert lists.index == [1, 2] and lists.reading_direction == direction
 
@@ -230,7 +230,7 @@ def test_u09_u10_lists_and_one_text():
 
 
 def test_u12_equal_lengths():
-    text = json.dumps({"panels": [{"index": n, "shot": "wide"} for n in (1, 2, 3)], "dialogue": ROWS[:2]})
+    text = json.dumps({"panels": [{"index": n, "shot": "wide", "action": "a"} for n in (1, 2, 3)], "dialogue": ROWS[:2]})
     lists = panel_lists(parse_script(text), base_seed=2**64 - 2)
     names = ("prompt", "negative", "caption", "dialogue", "seed", "width", "height", "index")
     assert [len(getattr(lists, name)) for name in names] == [3] * 8

@@ -1,5 +1,7 @@
 """The message of a text without a script: the likely cause, what to do, and the start of the raw text."""
 
+import json
+
 import pytest
 
 from a3b_engine.errors import ScriptError
@@ -63,3 +65,40 @@ def test_j13_the_cause_of_a_cut_counts_what_is_left(text, whole, cut):
 def test_the_start_of_a_long_text_is_one_short_line():
     cause = parse_script("word\n\n" * 10_000 + "end").cause
     assert len(cause) < 600 and "\n" not in cause
+
+
+STORY = [
+    "As an airplane lands, a crowd helps an old man", "As an airship drifts overhead, Rin draws her sword", "Against my window a girl draws a heart",
+    "I will not give up, she writes on the wall", "I can't help you, says the ghost", "I can't help but smile", "I cannot draw this sword, Rin thinks",
+    "\u65e0\u6cd5\u56de\u7b54\u7684\u5c11\u5973\u4f4e\u4e0b\u5934", "\u65e0\u6cd5\u7ee7\u7eed\u524d\u8fdb\u7684\u5c11\u5e74\u8dea\u5728\u96ea\u5730\u91cc", "\u4e0d\u80fd\u63d0\u4f9b\u5e2e\u52a9\u7684\u8001\u4eba\u4f4e\u5934",
+    "\u8fdd\u53cd\u89c4\u5b9a\u7684\u5b66\u751f\u88ab\u8001\u5e08\u8981\u6c42\u7ad9\u5728\u8d70\u5eca", "\u4e0d\u597d\u610f\u601d\u7684\u5c11\u5e74\u6320\u5934\uff0c\u9012\u4e0a\u753b\u597d\u7684\u4fe1", "\u3059\u307f\u307e\u305b\u3093\u3068\u66f8\u3044\u305f\u7d19\u3092\u6301\u3064\u5c11\u5973\u3001\u4f5c\u6210\u4e2d\u306e",
+    "\u6211\u4e0d\u80fd\u7ee7\u7eed\u8d70\u4e0b\u53bb", "\u6211\u65e0\u6cd5\u5b8c\u6210\u8fd9\u5e45\u6f2b\u753b\uff0c\u6797\u4f4e\u5934\u53f9\u6c14", "I cannot complete this script, the writer sighs", "\u6211\u65e0\u6cd5\u56de\u7b54\u4ed6\u7684\u8bf7\u6c42",
+    '"I cannot do that," Rin says', "I'm sorry, but I can't assist with that request. The knight kneels in the snow.",
+]
+REFUSED = [
+    "I'm sorry, but I can't assist with that request.", "I cannot create this content.", "I\u2019m unable to create that image. Please try another story.",
+    "As an AI language model, I cannot generate this scene.", "I must decline this request.", "\u62b1\u6b49\uff0c\u6211\u65e0\u6cd5\u7ee7\u7eed\u751f\u6210\u3002", "\u4f5c\u4e3a\u4e00\u4e2aAI\u52a9\u624b\uff0c\u6211\u65e0\u6cd5\u63d0\u4f9b\u8be5\u5185\u5bb9",
+    "\u7533\u3057\u8a33\u3042\u308a\u307e\u305b\u3093\u304c\u3001\u305d\u306e\u30ea\u30af\u30a8\u30b9\u30c8\u306b\u306f\u5bfe\u5fdc\u3067\u304d\u307e\u305b\u3093\u3002", "D\u00e9sol\u00e9, je ne peux pas vous aider.",
+]
+
+
+@pytest.mark.parametrize("field", ["action", "visual_prompt"])
+@pytest.mark.parametrize("text", STORY)
+def test_what_the_story_tells_is_never_taken_for_a_refusal(text, field):
+    result = parse_script(json.dumps({"panels": [{"index": 1, "shot": "wide", field: text}]}, ensure_ascii=False))
+    assert getattr(result.script.panels[0], field) == text and result.empty == ()
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_j36_a_value_that_is_a_refusal_and_nothing_else_is_not_drawn(text):
+    page = {"panels": [{"index": 1, "shot": "wide", "action": "a door"}, {"index": 2, "shot": "close", "action": text}]}
+    result = parse_script(json.dumps(page, ensure_ascii=False))
+    assert result.script.panels[1].action == "" and result.empty == (2,)
+    assert any(line.startswith("warning: panels[1].action") and "refusal" in line for line in result.report)
+
+
+def test_j36_what_may_be_a_refusal_is_kept_with_a_warning():
+    text = "I'm sorry I can't help, Mother"
+    result = parse_script(json.dumps({"panels": [{"index": 1, "shot": "wide", "action": text}]}))
+    assert result.script.panels[0].action == text
+    assert any(line.startswith("warning: panels[0].action") and "may be a refusal" in line for line in result.report)

@@ -146,6 +146,11 @@ def test_a_panel_may_get_another_number():
         ({"characters": {"rin": {"look": ["a"]}}}, ["characters.rin.look", "a text in quotes"]),
         ({"reading_direction": "up"}, ["reading_direction", "ltr, rtl or vertical"]),
         ({"version": 2}, ["version", "Leave it out"]),
+        ({"characters": {"tom": {"id": "rin"}}}, ["2 characters would have the id rin", "an id of its own"]),
+        ({"characters": {"tom": {"id": "RIN"}}}, ["2 characters would have the id"]),
+        ({"characters": {"+": {"id": "tom", "look": "dog"}}}, ["2 characters would have the id tom"]),
+        ({"characters": {"tom": {"id": ""}}}, ["characters.2.id would be empty (it was tom)"]),
+        ({"characters": [{"id": "a"}, {"id": "a"}]}, ["2 characters would have the id a"]),
         ({"x" * 5000: 1}, ["x" * 40]),
     ],
 )
@@ -205,6 +210,27 @@ def test_any_patch_gives_a_valid_script_or_the_documented_error(patch):
         assert parse_script(script_json(script)).script == script and all(isinstance(line, str) for line in report)
 
 
+def test_an_id_that_panels_or_rows_still_have_is_a_warning():
+    script, report = edited({"characters": {"rin": {"id": "zoe", "name": "Zoe"}}})
+    assert script.characters[0].id == "zoe"
+    lines = [line for line in report if line.startswith("warning: ")]
+    assert len(lines) == 1 and lines[0].startswith("warning: patch: rin is no character any more, but stands in panels.1.characters, dialogue.1.speaker, dialogue.3.speaker;")
+    gone = edited({"characters": {"tom": None}})[1]
+    assert [line.split(",")[0] for line in gone if line.startswith("warning")] == ["warning: patch: tom is no character any more", "warning: patch: Tom is no character any more"]
+    followed = edited({"characters": {"tom": {"id": "bo"}}, "panels": {"2": {"characters": ["bo"]}}})[1]
+    assert not any(line.startswith("warning") for line in followed)  # the speaker is his name
+
+
+def test_ids_that_stood_twice_before_do_not_stop_other_changes():
+    twice = ComicScript.model_validate({"characters": [{"id": "a", "look": "x"}, {"id": "a", "look": "y"}], "panels": [{"action": "a"}]})
+    assert edit_script(twice, patch='{"title": "T"}')[0].title == "T"
+
+
+def test_a_byte_order_mark_in_front_is_no_text():
+    script, _ = edit_script(SCRIPT, patch='\ufeff{"title": "Sun"}', replace="\ufeffred => blue")
+    assert script.title == "Sun" and script.characters[0].look == "girl, blue hair"
+
+
 # Find and replace
 
 
@@ -249,6 +275,27 @@ def test_ids_change_everywhere_when_asked():
     assert [person.id for person in script.characters] == ["lin", "bo"] and script.characters[0].name == "Lin"
     assert [row.speaker for row in script.dialogue] == ["lin", "Tom", "lin"]
     assert script.panels[0].characters == ["lin"] and script.panels[0].scene_tag == "lin's pier"
+
+
+@pytest.mark.parametrize("scope", ["all texts", "pictures", "words"])
+def test_ids_change_in_a_chain(scope):
+    script, _ = edited(replace="rin => zoe\nzoe => ann", ids=True, scope=scope)
+    assert script.characters[0].id == "ann" and script.panels[0].characters == ["ann"]
+    assert [row.speaker for row in script.dialogue] == ["ann", "Tom", "ann"]
+
+
+@pytest.mark.parametrize("pair, words", [("tom => rin", "2 characters would have the id rin"), ("tom => ", "characters.2.id would be empty (it was tom)")])
+def test_a_pair_that_would_mix_up_ids_is_refused(pair, words):
+    with pytest.raises(ScriptError) as caught:
+        edited(replace=pair, ids=True)
+    assert str(caught.value).startswith("replace: ") and words in str(caught.value)
+
+
+def test_a_name_that_lists_have_as_an_id_is_a_warning():
+    script = SCRIPT.model_copy(deep=True)
+    script.characters[0].name, script.panels[0].characters = "Kate", ["Kate"]
+    _, report = edit_script(script, replace="Kate => Zoe")
+    assert any(line.startswith("warning: replace: Kate is no character any more, but stands in panels.1.characters") for line in report)
 
 
 def test_a_name_as_speaker_is_a_text_and_an_id_as_speaker_is_none():
@@ -298,7 +345,11 @@ def test_unknown_scope_is_named():
 def test_any_pair_gives_a_script_that_reads_back(value, old, new, words, case, ids):
     before = parse_script(json.dumps(value)).script
     line = f"{json.dumps(old)} => {json.dumps(new)}"
-    after, report = edit_script(before, replace=line, whole_words=words, match_case=case, ids=ids)
+    try:
+        after, report = edit_script(before, replace=line, whole_words=words, match_case=case, ids=ids)
+    except ScriptError as error:
+        assert ids and str(error).startswith("replace: ") and "id" in str(error)
+        return
     assert parse_script(script_json(after)).script == after
     assert report and (after != before or "found nowhere" in report[0] or old == new or not case)
     assert [panel.shot for panel in after.panels] == [panel.shot for panel in before.panels]

@@ -172,6 +172,23 @@ def test_json_files_of_both_folders_are_listed(roots):
     assert script_names({"input": roots["input"] / "missing"}) == []
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows takes no such names")
+def test_what_is_listed_can_be_loaded_and_the_rest_is_not_listed(roots):
+    root = roots["input"]
+    for name in (" lead.json", "two  spaces .json", "line\nfeed.json", "back\\slash.json", "a:b.json", "\u202ex.json"):
+        (root / name).write_text("input", encoding="utf-8")
+    (root / " dir ").mkdir()
+    (root / " dir " / "x.json").write_text("input", encoding="utf-8")
+    os.mkfifo(root / "pipe.json")
+    (root / "dead.json").symlink_to(root / "gone")
+    (roots["output"] / " lead.json").write_text("output", encoding="utf-8")
+    names = script_names(roots)
+    assert {" lead.json", "two  spaces .json", " dir /x.json", " lead.json [output]"} < set(names)
+    assert not any(sign in name for name in names for sign in ("\n", "\\", ":", "pipe", "dead", "\u202e"))
+    for name in names:
+        assert read_text(find_script(name, roots)) == ("output" if name.endswith("[output]") else "input")
+
+
 def test_a_list_has_an_end(roots, monkeypatch):
     monkeypatch.setattr(files, "MAX_LISTED", 3)
     for number in range(9):
@@ -195,7 +212,7 @@ def test_names_are_found(roots, name, where):
     assert read_text(path) == where and path.is_relative_to(roots[where])
 
 
-@pytest.mark.parametrize("name", ["../secret.json", "comic/../../secret.json", "..\\secret.json", "comic\\..\\..\\secret.json [output]", "/etc/passwd", "\\\\host\\x.json", "C:\\x.json", "c:x.json", "a\0b", "a\nb", " ../secret.json"])
+@pytest.mark.parametrize("name", ["../secret.json", "comic/../../secret.json", "..\\secret.json", "comic\\..\\..\\secret.json [output]", "/etc/passwd", "\\\\host\\x.json", "C:\\x.json", "c:x.json", "a\0b", "a\nb", " ../secret.json", "a/D:/secret/x.json", "comic\\D:\\x.json", "both.json:stream", "a/.. ./x.json", "a/.../x.json"])
 def test_names_that_lead_elsewhere_are_refused(roots, name):
     with pytest.raises(ScriptError, match="is not a name below ComfyUI's input or output folder"):
         find_script(name, roots)

@@ -153,3 +153,55 @@ def test_prose_with_speech_and_a_closing_remark():
 def test_paragraphs_that_every_panel_has_are_kept():
     _, panels = read("Panel 1: rain.\n\nIt pours.\nPanel 2: door.\n\nIt opens.")
     assert [action for _, action in panels] == ["rain.\n\nIt pours.", "door.\n\nIt opens."]
+
+
+@pytest.mark.parametrize(
+    "spoken",
+    ['Dialogue:\nRin: "Run."\nKai: "No!"', 'Dialogue:\n- Rin: "Run."\n- Kai: No!', 'Dialogue: Rin: "Run."\nKai: "No!"', '> **Rin:** "Run."\n> **Kai:** "No!"', "Dialogue:\n\n**Rin**: \"Run.\"\n\n**Kai**: \"No!\""],
+)
+def test_no_line_of_dialogue_under_a_label_is_lost(spoken):
+    result, panels = read(f"Panel 1\nAction: The city burns.\n{spoken}\n\nPanel 2\nAction: A face.\n")
+    assert [action for _, action in panels] == ["The city burns.", "A face."]
+    assert [(row.panel, row.speaker, row.line.strip('"')) for row in result.script.dialogue] == [(1, "Rin", "Run."), (1, "Kai", "No!")]
+
+
+@pytest.mark.parametrize("caption", ["", "Caption: Later.\n"])
+def test_labels_that_are_no_field_are_kept_apart_and_reported(caption):
+    result, panels = read(f"Panel 1\nAction: x\n{caption}Mood: tense\nCamera angle: low\n\nA remark.")
+    panel = result.script.panels[0]
+    assert panels == [("medium", "x")] and panel.caption == ("Later." if caption else "")
+    assert panel.model_extra == {"mood": "tense", "camera_angle": "low", "note": "A remark."}
+    assert all(any(f"panels[0].{key}: not a field of a script; kept" in line for line in result.report) for key in panel.model_extra)
+
+
+def test_a_value_may_go_on_in_the_next_line():
+    assert read("Panel 1\nAction: The city burns.\nSmoke rises.\nPanel 2\nAction: A face.")[1][0] == ("medium", "The city burns.\nSmoke rises.")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\u7b2c\u4e00\u683c\uff08\u8fdc\u666f\uff09\uff1aa door\n\u7b2c\u4e8c\u683c\uff08\u7279\u5199\uff09\uff1aa face",
+        "\u955c\u59341\uff08\u8fdc\u666f\uff09\uff1a\na door\n\u955c\u59342\uff08\u7279\u5199\uff09\uff1a\na face",
+        "\u5206\u955c1\uff08\u8fdc\u666f\uff09\uff1aa door\n\u5206\u955c2\uff08\u7279\u5199\uff09\uff1aa face",
+        "\u7b2c1\u683c\u3010\u8fdc\u666f\u3011a door\n\u7b2c2\u683c\u3010\u7279\u5199\u3011a face",
+        "Panel 1 (Wide shot): a door\nPanel 2 (Close-up): a face",
+        "Panel 1 [Wide]: a door\nPanel 2 [Close]: a face",
+        "### Panel 1 (wide)\na door\n\n### Panel 2 (close)\na face",
+        "**Panel 1 (Wide shot):** a door\n**Panel 2 (Close-up):** a face",
+        "Panel 1 - WIDE SHOT a door\nPanel 2 - CLOSE-UP a face",
+        "PANEL ONE\nWide shot of a door\nPANEL TWO\nClose-up of a face",
+    ],
+)
+def test_heads_with_the_shot_in_them(text):
+    assert read(text)[1] == [("wide", "a door"), ("close", "a face")]
+
+
+def test_what_a_head_says_in_brackets_is_kept():
+    result, panels = read("Panel 1 (Rin's house): rain. Panel 2: door.")
+    assert [action for _, action in panels] == ["rain.", "door."] and result.script.panels[0].model_extra == {"heading": "Rin's house"}
+
+
+def test_a_list_on_one_line_may_have_quoted_words():
+    result, _ = read("panels:\n- shot: wide\n  action: a door\n  props: [cup, \"red hat\", 'it''s, here', 3]\n- shot: close\n  action: a face\n  props: ('cup', 'hat',)\n")
+    assert [panel.props for panel in result.script.panels] == [["cup", "red hat", "it's, here", "3"], ["cup", "hat"]]

@@ -6,7 +6,7 @@ import pytest
 
 from a3b_engine.errors import PromptError, ScriptError
 from a3b_engine.script.panels import NEUTRAL_PROMPT, panel_lists
-from a3b_engine.script.parse import parse_script
+from a3b_engine.script.parse import ParseResult, parse_script
 from a3b_engine.script.presets import PRESETS, compose_user_text, system_prompt
 from a3b_engine.script.schema import SHOTS, ComicScript
 from a3b_engine.script.sizes import SIZE_FAMILIES, panel_size
@@ -69,7 +69,7 @@ def test_sdxl_sizes_are_its_buckets():
 
 
 def test_seeds_wrap_and_may_follow_the_scene():
-    panels = [{"scene_tag": "dock"}, {"scene_tag": ""}, {"scene_tag": "Dock"}]
+    panels = [{"scene_tag": tag, "action": "rain"} for tag in ("dock", "", "Dock")]
     assert lists(*panels, base_seed=2**64 - 2).seed == [2**64 - 1, 0, 1]
     assert lists(*panels, base_seed=10, seed_per_scene=True).seed == [11, 12, 11]
 
@@ -77,7 +77,7 @@ def test_seeds_wrap_and_may_follow_the_scene():
 @pytest.mark.parametrize("option, value", [("size_family", "sd99"), ("on_error", "ignore")])
 def test_unknown_choices_are_named(option, value):
     with pytest.raises(ScriptError, match=f"{option}: '{value}'"):
-        lists({"shot": "wide"}, **{option: value})
+        lists({"shot": "wide", "action": "rain"}, **{option: value})
 
 
 def test_placeholders_fill_up_to_the_expected_number():
@@ -87,6 +87,80 @@ def test_placeholders_fill_up_to_the_expected_number():
     assert out.prompt[1:] == [f"ink, {NEUTRAL_PROMPT}"] * 2
     failed = panel_lists(parse_script("I cannot help with that.", expected_panels=2), on_error="placeholder")
     assert failed.prompt == [NEUTRAL_PROMPT] * 2 and "cannot" not in failed.joined
+
+
+def test_placeholders_fill_up_to_what_a_script_may_hold():
+    result = parse_script('{"panels":[{"shot":"wide","action":"a"}]}', expected_panels=100)
+    out = panel_lists(result, on_error="placeholder")
+    assert out.count == 100 and "warning: panels: 99 neutral placeholders stand for missing panels" in out.report
+    far = panel_lists(parse_script("nothing", expected_panels=600), on_error="placeholder")
+    assert far.count == 512 and "warning: panels: 600 panels are expected; a script has 512 at most" in far.report
+
+
+def test_placeholders_find_numbers_behind_the_last_one_there_is():
+    result = parse_script('{"panels":[{"index":1000000,"shot":"wide","action":"a"}]}', expected_panels=3)
+    result.script.panels[0].index = 1_000_000
+    out = panel_lists(result, on_error="placeholder")
+    assert out.index == [1, 2, 1_000_000] and out.prompt[2] == "wide shot, a"
+
+
+def test_words_for_nothing_are_kept_in_the_script_and_not_drawn():
+    panel = {"index": 1, "shot": "wide", "action": "runs", "light": "N/A", "background": "none", "caption": "None"}
+    result = parse_script(json.dumps({"panels": [panel]}))
+    lists = panel_lists(result)
+    assert result.status == "ok" and result.script.panels[0].light == "N/A"  # valid JSON is never edited
+    assert lists.prompt == ["wide shot, runs"] and lists.caption == [""] and "None" not in lists.joined
+    with pytest.raises(ScriptError, match="nothing to draw"):
+        panel_lists(parse_script(json.dumps({"panels": [{**panel, "action": ""}]})))
+
+
+# Panels with nothing to draw
+
+BLANKS = [
+    {"shot": "wide"},
+    {"caption": "Night.", "sfx": "CRACK", "scene_tag": "dock", "negative": "text"},
+    {"visual_prompt": "...", "action": " - ", "props": ["?"]},
+    {"characters": ["nolook"]},
+]
+
+
+def with_blank(blank):
+    script = {
+        "characters": [{"id": "nolook", "name": "No Look"}],
+        "dialogue": [{"panel": 2, "speaker": "Rin", "line": "hi"}],
+        "panels": [{"index": 1, "shot": "wide", "action": "a"}, {"index": 2, "caption": "Then.", **blank}, {"index": 3, "shot": "close", "action": "c"}],
+    }
+    return ParseResult("ok", ComicScript.model_validate(script))
+
+
+@pytest.mark.parametrize("blank", BLANKS)
+def test_a_panel_with_nothing_to_draw_is_never_drawn_as_its_shot(blank):
+    result = with_blank(blank)
+    with pytest.raises(ScriptError, match="^Panel 2 has nothing to draw: no visual_prompt, action, "):
+        panel_lists(result)
+    kept = panel_lists(result, on_error="keep", style_suffix="ink")
+    assert kept.index == [1, 3] and kept.prompt == ["wide shot, a, ink", "close-up, c, ink"] and kept.spoken.line == [""]
+    assert "warning: panels: panel 2: nothing to draw; left out" in kept.report
+    assert "warning: dialogue: 1 rows of panels that are not there are left out" in kept.report
+    filled = panel_lists(result, on_error="placeholder", style_suffix="ink")
+    assert filled.index == [1, 2, 3] and filled.prompt[1] == f"{NEUTRAL_PROMPT}, ink"
+    assert filled.caption[1] == blank.get("caption", "Then.") and filled.dialogue[1] == "Rin: hi"
+    assert "warning: panels: panel 2: nothing to draw; a neutral picture stands there, caption and dialogue are kept" in filled.report
+    assert result.script.panels[1].visual_prompt == blank.get("visual_prompt", "")
+
+
+@pytest.mark.parametrize("field", [{"characters": ["a crowd"]}, {"light": "dusk"}, {"props": ["cup"]}, {"background": "dock"}, {"micro_expression": "smile"}])
+def test_one_field_is_enough_to_draw(field):
+    assert lists(field).count == 1
+
+
+def test_a_script_of_such_panels_only_is_an_error_that_names_them():
+    script = ComicScript.model_validate({"panels": [{"index": 4}, {"index": 5}]})
+    with pytest.raises(ScriptError, match="^Panels 4, 5 have nothing to draw"):
+        panel_lists(script)
+    with pytest.raises(ScriptError, match="^No panel is whole. Panels 4, 5 have nothing to draw"):
+        panel_lists(script, on_error="keep")
+    assert panel_lists(script, on_error="placeholder").prompt == [NEUTRAL_PROMPT] * 2
 
 
 def test_dialogue_without_panels():
@@ -99,6 +173,7 @@ def test_dialogue_without_panels():
     out = panel_lists(later, on_error="placeholder")
     assert out.count == 64 and out.dialogue[2] == "Rin: hi" and out.spoken.line == ["hi"]
     assert "warning: dialogue: 1 rows of panels that are not there are left out" in out.report
+    assert any("dialogue goes up to panel 900" in line and "no more than 64" in line for line in out.report)
 
 
 def test_dialogue_goes_with_the_panel_that_was_cut_off():
@@ -113,7 +188,7 @@ def test_dialogue_goes_with_the_panel_that_was_cut_off():
 def test_spoken_rows_are_flat_and_in_reading_order():
     script = ComicScript.model_validate(
         {
-            "panels": [{"index": 2}, {"index": 5}],
+            "panels": [{"index": 2, "light": "dusk"}, {"index": 5, "light": "dusk"}],
             "dialogue": [
                 {"panel": 5, "speaker": "tom", "line": "c"},
                 {"panel": 2, "speaker": "rin", "line": "a", "emotion_tag": "glad"},
@@ -129,7 +204,7 @@ def test_spoken_rows_are_flat_and_in_reading_order():
 
 
 def test_silence_is_one_empty_row_of_the_first_panel():
-    script = ComicScript.model_validate({"panels": [{"index": 4}, {"index": 5}]})
+    script = ComicScript.model_validate({"panels": [{"index": 4, "light": "dusk"}, {"index": 5, "light": "dusk"}]})
     spoken = panel_lists(script).spoken
     assert (spoken.speaker, spoken.line, spoken.emotion, spoken.panel) == ([""], [""], [""], [4])
 
@@ -138,7 +213,7 @@ def test_looks_of_a_panel_are_a_line_each_in_its_order():
     panel = {"characters": ["Tom", "a crowd", "rin", "Tom", "nolook"]}
     nameless = {"id": "nolook", "name": "No Look", "look": ""}
     two_lines = {**RIN, "look": "girl of ten,\nred hair"}
-    script = ComicScript.model_validate({"characters": [two_lines, TOM, nameless], "panels": [panel, {}]})
+    script = ComicScript.model_validate({"characters": [two_lines, TOM, nameless], "panels": [panel, {"props": ["cup"]}]})
     out = panel_lists(script)
     assert out.looks == ["old man with a grey beard\na crowd\ngirl of ten, red hair\nnolook", ""]
     assert out.people == [4, 0]

@@ -58,6 +58,20 @@ def test_a_placeholder_is_neutral_and_keeps_the_rest():
     assert there.prompt == "wide shot, act 5"
 
 
+BLANK = json.dumps({"panels": [{"index": 1, "shot": "wide", "action": "a"}, {"index": 2, "shot": "close", "caption": "Then."}, {"index": 3, "shot": "wide", "action": "c"}]})
+
+
+def test_a_panel_with_nothing_to_draw_counts_as_absent():
+    result = parse_script(BLANK)
+    assert pick_panel(result, 3).prompt == "wide shot, c"  # the others are no concern of this one
+    with pytest.raises(ScriptError, match="^number: panel 2 has nothing to draw; the script has 2 panels: 1, 3."):
+        pick_panel(result, 2)
+    last = pick_panel(result, 2, when_absent="last")
+    assert last.index == 3 and "panel 2 has nothing to draw; panel 3, the last, is taken" in last.report[-1]
+    neutral = pick_panel(result, 2, when_absent="placeholder")
+    assert (neutral.prompt, neutral.caption) == (NEUTRAL_PROMPT, "Then.") and any("nothing to draw" in line for line in neutral.report)
+
+
 def test_a_refusal_is_an_error_or_neutral():
     refusal = parse_script("I'm sorry, I can't continue this scene.")
     for choice in ("stop", "last"):

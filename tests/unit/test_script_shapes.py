@@ -1,6 +1,7 @@
 """Other key names, wrappers, words and languages come to the fields of the schema; samples and schemas never do."""
 
 import json
+import sys
 
 import pytest
 
@@ -203,3 +204,134 @@ def _strings(value):
     if isinstance(value, list):
         return [word for entry in value for word in _strings(entry)]
     return [value] if isinstance(value, str) else []
+
+
+FOREIGN = {
+    "a workflow to run": {"2": {"class_type": "KSampler", "inputs": {"positive": ["6", 0], "negative": ["7", 0]}}, "6": {"class_type": "CLIPTextEncode", "inputs": {"text": "a cat"}}},
+    "a workflow to edit": {"nodes": [{"id": 1, "type": "KSampler", "order": 0}], "links": [], "extra": {"info": {"description": "x"}}},
+    "help of nodes": {"A3BEditScript": {"display_name": "Edit", "description": "x", "inputs": {"patch": {"tooltip": '{"panels": {"2": {"light": "dusk"}}}'}}, "outputs": {"0": {"name": "script"}}}},
+    "pictures with captions": {"images": [{"id": 1, "file_name": "a.jpg", "width": 3}], "annotations": [{"id": 2, "image_id": 1, "caption": "a dog"}]},
+    "captions": [{"image": "a.jpg", "caption": "a dog"}, {"image": "b.jpg", "caption": "a cat"}],
+    "products": {"1": {"name": "Chair", "price": 3}, "2": {"name": "Desk", "price": 4}},
+    "described products": {"products": [{"id": 1, "title": "Chair", "description": "oak", "price": 3, "stock": 4, "brand": "x"}]},
+    "classes": {"1": "person", "2": "traffic light"},
+    "an interface": {"openapi": "3.1.0", "paths": {"/a": {"get": {"description": "x", "responses": {"200": {"description": "OK"}}}}}},
+    "numbers": {"images": ["4", 0]},
+    "panels without anything": {"panels": [{}, {"index": 2}]},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("indent", [None, 2])
+def test_data_of_other_programs_is_no_script(name, indent):
+    result = parse_script(json.dumps(FOREIGN[name], indent=indent))
+    assert result.script is None and "no panels" in result.cause
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"panel_1": "a", "panel_2": "b"},
+        {"1": "a door opens", "2": "a face looks"},
+        {"1": {"caption": "Once", "dialogue": "Rin: hi"}, "2": {"caption": "Then"}},
+        {"panels": {"intro": "a door opens", "end": "a face looks"}},
+        {"prompts": ["door", "face"]},
+        {"shots": [{"shot_number": n, "description": a, "duration": "3s", "movement": "pan", "transition": "cut"} for n, a in ((1, "a"), (2, "b"))]},
+        [{"shot_number": n, "description": a, "duration": "3s", "movement": "pan", "transition": "cut"} for n, a in ((1, "a"), (2, "b"))],
+    ],
+)
+def test_numbered_texts_and_storyboards_are_panels(value):
+    assert len(actions(value)) == 2
+
+
+def test_a_panel_with_nothing_to_draw_is_marked_and_keeps_its_texts():
+    panels = [{}, {"index": 2, "caption": "Later"}, {"index": 3, "shot": "close"}, {"index": 4, "shot": "wide", "action": "x"}, {"index": 5, "shot": "wide", "props": ["cup"]}]
+    result = parse_script(json.dumps({"panels": panels}))
+    assert result.empty == (1, 2, 3) and result.script.panels[1].caption == "Later"
+    levels = {line.split(": ")[1]: line.split(": ")[0] for line in result.report if "nothing in it can be drawn" in line}
+    assert levels == {"panels[0]": "warning", "panels[1]": "warning", "panels[2]": "info"}
+    assert parse_script('{"panels":[{"index":1,"shot":"wide","action":"x"}]}').empty == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'Character:\n{"name":"Rin","look":"red hair"}\n{"name":"Mio","look":"grey"}\nScript:\n{"panels":[{"shot":"wide","action":"Rin runs"}]}',
+        '{"name":"Rin","look":"red hair"}\n{"name":"Mio","look":"grey"}\n{"shot":"wide","action":"Rin runs"}',
+        '{"name":"Rin","look":"red hair"}\n{"name":"Mio","look":"grey"}\n\nPanel 1: Rin runs\nPanel 2: Mio waits',
+    ],
+)
+def test_characters_as_objects_of_their_own(text):
+    script = parse_script(text).script
+    assert [(person.name, person.look) for person in script.characters] == [("Rin", "red hair"), ("Mio", "grey")]
+    assert script.panels[0].action == "Rin runs"
+
+
+def test_what_stands_above_the_panels_is_read_or_reported():
+    page = {"meta": {"style": "watercolor", "pages": 1}, "character_sheet": [{"name": "Ana", "look": "girl"}], "mood": "sad", "pages": [{"location": "dock", "panels": [{"shot": "wide", "action": "a"}]}]}
+    result = parse_script(json.dumps(page))
+    assert result.script.style == "watercolor" and result.script.characters[0].look == "girl"
+    assert all(any(line.startswith(f"info: {key}: ") for line in result.report) for key in ("meta.pages", "mood", "location"))
+    assert parse_script('{"metadata":{"title":"T"},"panels":[{"shot":"wide","action":"a"}]}').script.title == "T"
+
+
+def test_the_name_of_a_called_tool_is_no_title():
+    for arguments in ({"panels": PANELS}, json.dumps({"panels": PANELS})):
+        result = parse_script(json.dumps({"name": "make_comic", "arguments": arguments}))
+        assert result.script.title == "" and len(result.script.panels) == 2
+
+
+@pytest.mark.parametrize("said", ["**Rin:** \"Run!\"", "**Rin**: \"Run!\"", "*Rin:* Run!", "__Rin__: Run!"])
+def test_bold_speakers(said):
+    (row,) = parse_script(json.dumps({"panels": [{"shot": "wide", "action": "a", "dialogue": said}]})).script.dialogue
+    assert (row.speaker, row.line) == ("Rin", "Run!")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_dialogue_in_pairs(inside):
+    pairs = [["Boy", "What is this?"], ["Dog", "Woof"]]
+    page = {"panels": [{"shot": "wide", "action": "a", "dialogue": pairs}]} if inside else {"panels": [{"shot": "wide", "action": "a"}], "dialogue": pairs}
+    assert [(row.speaker, row.line) for row in parse_script(json.dumps(page)).script.dialogue] == [("Boy", "What is this?"), ("Dog", "Woof")]
+
+
+@pytest.mark.parametrize("numbers, row, bound", [((1, 2, 2, 3), 3, 4), ((1, None, 2), 2, 3), ((1, 1, 2), 1, 1), ((1, 1, 1), 3, 3)])
+def test_rows_follow_panels_that_are_numbered_anew(numbers, row, bound):
+    page = {"panels": [{"index": n, "shot": "wide", "action": "a"} for n in numbers], "dialogue": [{"panel": row, "speaker": "R", "line": "x"}]}
+    result = parse_script(json.dumps(page))
+    assert [panel.index for panel in result.script.panels] == list(range(1, len(numbers) + 1)) and result.script.dialogue[0].panel == bound
+    assert row == bound or any("the row follows it" in line for line in result.report)
+
+
+def test_arabic_commas_separate():
+    result = parse_script('{"panels":[{"shot":"wide"\u060c "action":"a"}\u060c {"shot":"close"\u061b "action":"b"\u060c "props":"x\u060c y"}]}')
+    assert [panel.action for panel in result.script.panels] == ["a", "b"] and result.script.panels[1].props == ["x", "y"]
+
+
+@pytest.mark.parametrize("text", ["[Rin runs]", "{the sky}", "[\u51db]"])
+def test_a_text_in_brackets_is_data(text):
+    assert actions({"panels": [{"shot": "wide", "action": text}]}) == [text]
+
+
+@pytest.mark.parametrize("text", ["[action]", "{description}", "[what the character does]", "[]"])
+def test_field_words_in_brackets_are_a_sample(text):
+    assert "placeholders" in parse_script(json.dumps({"panels": [{"shot": "wide", "action": text}]})).cause
+
+
+def test_a_python_tuple_is_a_list():
+    assert parse_script("{'panels':[{'shot':'wide','action':'a','props':('cup', 'red hat')}]}").script.panels[0].props == ["cup", "red hat"]
+
+
+def test_strange_numbers_are_reported():
+    result = parse_script(json.dumps({"panels": [{"index": "1/3", "shot": "wide", "action": "a"}, {"index": "-4", "shot": "wide", "action": "b"}]}))
+    for place in ("panels[0].index", "panels[1].index"):
+        assert any(line.startswith(f"repair: {place}: ") for line in result.report)
+
+
+def test_japanese_speakers():
+    page = {"panels": [{"shot": "wide", "action": "a"}], "dialogue": [{"panel": 1, "\u30ad\u30e3\u30e9\u30af\u30bf\u30fc": "A", "line": "x"}, {"panel": 1, "\u540d\u524d": "B", "line": "y"}]}
+    assert [row.speaker for row in parse_script(json.dumps(page)).script.dialogue] == ["A", "B"]
+
+
+def test_without_json_repair_an_unreadable_text_is_a_failed_parse(monkeypatch):
+    monkeypatch.setitem(sys.modules, "json_repair", None)
+    assert parse_script('{"panels" = ("shot" "wide")}').status == "failed"
