@@ -76,7 +76,7 @@ def test_lists_drive_core_nodes_each_by_its_own_length(server, described):
     names = ("lines", "line_panels", "emotions", "looks", "people", "seed", "cast", "report")
     values, entry = seen(server, described, graph, **{name: ("parse", name) for name in names})
     assert len(images(entry, "pictures")) == 3
-    assert [image["filename"].split("_")[0] for image in images(entry, "voices")] == ["Mina", "Bolt", "Mina", "Bolt"]
+    assert [image["filename"].split("_")[0] for image in images(entry, "voices")] == ["Mina", "bolt", "Mina", "bolt"]
     assert values["lines"] == ["\u4f60\u597d", "Beep", "Go", "Now"] and values["line_panels"] == [2, 3, 3, 3]
     assert values["emotions"] == ["calm", "", "", ""] and values["looks"] == ["", "pilot, red scarf", ""]
     assert values["people"] == [0, 1, 0] and values["seed"] == [1, 1, 3] and values["cast"] == ["Mina: pilot, red scarf"]
