@@ -1,0 +1,217 @@
+"""Gated DeltaNet of one token in one launch: convolution, gates, state update, output and its gated norm.
+
+The convolution's past is kept as a ring of `kernel` rows: the token at sequence index t is written to row t % kernel and
+the others are read from the remaining rows. A step therefore never writes what any program of it reads, although the
+channels of one key head are read by the programs of several value heads; each channel is written by exactly one program.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from ..config import TextConfig
+from ..model.deltanet import DeltaNetState, causal_conv, delta_rule_step
+from ..model.linear import gated_rms_norm
+from .norms import rounded
+from .rows import let_next_start, wait_for_inputs
+from .shapes import self_test_sizes
+from .support import Target, UnsupportedByKernel, relative_error, self_test
+
+
+@triton.jit
+def _convolved(qkv, ring, taps, channels, step, owner, CHANNELS, KERNEL: tl.constexpr, D: tl.constexpr):
+    """SiLU of the depthwise convolution at `channels`, float32 on the grid of D; the owner keeps the new input in the ring."""
+    new = tl.load(qkv + channels).to(tl.float32)
+    mixed = rounded(new * rounded(tl.load(taps + channels * KERNEL + (KERNEL - 1)).to(tl.float32), D), D)
+    for back in tl.static_range(1, KERNEL):
+        slot = (step + KERNEL - back) % KERNEL
+        old = rounded(tl.load(ring + slot * CHANNELS + channels).to(tl.float32), D)
+        mixed += rounded(old * rounded(tl.load(taps + channels * KERNEL + (KERNEL - 1 - back)).to(tl.float32), D), D)
+    STORED: tl.constexpr = ring.dtype.element_ty
+    tl.store(ring + (step % KERNEL) * CHANNELS + channels, rounded(new, STORED).to(STORED), mask=owner & (channels >= 0))
+    mixed = rounded(mixed, D)
+    return rounded(mixed / (1.0 + tl.exp(-mixed)), D)
+
+
+@triton.jit
+def _softplus(x):
+    """log(1 + e^x); torch passes x > 20 through. Small e^x needs the series, as there is no log1p."""
+    grown = tl.exp(tl.minimum(x, 20.0))
+    return tl.where(x > 20.0, x, tl.where(grown < 1e-3, grown * (1.0 - grown * (0.5 - grown / 3.0)), tl.log(1.0 + grown)))
+
+
+@triton.jit
+def _deltanet(
+    qkv, z, a, b, taps, a_log, dt_bias, norm, ring, state, length_at, out, whole, arrived, eps, scale,
+    KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, KERNEL: tl.constexpr,
+    BV: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    let_next_start(PDL)
+    D: tl.constexpr = qkv.dtype.element_ty
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * DK + VALUE_HEADS * DV
+    REPEAT: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    PARTS: tl.constexpr = DV // BV
+    head, part = tl.program_id(0), tl.program_id(1)
+    rows, columns = tl.arange(0, DK), part * BV + tl.arange(0, BV)
+    # The state was last touched a token ago, so it is read before the projections of this token are waited for.
+    at = state + head * (DK * DV) + rows[:, None] * DV + columns[None, :]
+    old = tl.load(at)
+    growth = tl.exp(tl.load(a_log + head).to(tl.float32))
+    bias = tl.load(dt_bias + head).to(tl.float32)
+    step = tl.load(length_at).to(tl.int32)
+    wait_for_inputs(PDL)
+    key_head = head // REPEAT
+    first = (head % REPEAT == 0) & (part == 0)
+    query = _convolved(qkv, ring, taps, key_head * DK + rows, step, first, CHANNELS, KERNEL, D)
+    key = _convolved(qkv, ring, taps, KEY_HEADS * DK + key_head * DK + rows, step, first, CHANNELS, KERNEL, D)
+    value = _convolved(qkv, ring, taps, 2 * KEY_HEADS * DK + head * DV + columns, step, head >= 0, CHANNELS, KERNEL, D)
+    query = query * tl.rsqrt(tl.sum(query * query, 0) + 1e-6) * scale
+    key = key * tl.rsqrt(tl.sum(key * key, 0) + 1e-6)
+    beta = 1.0 / (1.0 + tl.exp(-tl.load(b + head).to(tl.float32)))
+    kept = tl.exp(-growth * _softplus(tl.load(a + head).to(tl.float32) + bias))
+    # Both sums over the old state are taken at once: S^T q after the update is kept * S^T q + (k . q) * correction.
+    remembered = kept * tl.sum(old * key[:, None], 0)
+    correction = beta * (value - remembered)
+    result = kept * tl.sum(old * query[:, None], 0) + tl.sum(key * query, 0) * correction
+    tl.store(at, old * kept + key[:, None] * correction[None, :])
+    if PARTS == 1:
+        _gated_norm(result, columns, head, z, norm, out, eps, DV)
+    else:
+        # The norm spans the head: whoever of its programs comes last does it, from memory and in fixed order.
+        tl.store(whole + head * DV + columns, result)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived + head, 1, sem="acq_rel") == PARTS - 1:
+            everything = tl.arange(0, DV)
+            complete = tl.load(whole + head * DV + everything, cache_modifier=".cg")
+            _gated_norm(complete, everything, head, z, norm, out, eps, DV)
+            tl.store(arrived + head, 0)
+
+
+@triton.jit
+def _gated_norm(result, columns, head, z, norm, out, eps, DV: tl.constexpr):
+    gate = tl.load(z + head * DV + columns).to(tl.float32)
+    y = result * tl.rsqrt(tl.sum(result * result, 0) / DV + eps)
+    y = tl.load(norm + columns).to(tl.float32) * y * (gate / (1.0 + tl.exp(-gate)))
+    tl.store(out + head * DV + columns, rounded(y, out.dtype.element_ty).to(out.dtype.element_ty))
+
+
+@dataclass(frozen=True)
+class DeltaNetPlan:
+    """Value columns a program (the grid is value_heads x dv / columns) and warps."""
+
+    columns: int
+    warps: int
+
+
+# Measured nowhere yet: one program a head needs no meeting point but leaves most multiprocessors idle.
+_COLUMNS = {(9, 0): 32, (8, 0): 32, (10, 0): 32}
+
+
+def plan_deltanet(config: TextConfig, where: Target) -> DeltaNetPlan:
+    """The fixed launch of a card. `UnsupportedByKernel` for sizes it cannot take."""
+    dk, dv = config.linear_key_head_dim, config.linear_value_head_dim
+    for name, size in (("linear_key_head_dim", dk), ("linear_value_head_dim", dv)):
+        if size & (size - 1) or not 8 <= size <= 256:
+            raise UnsupportedByKernel(f"{name} {size} is not a power of two from 8 to 256")
+    columns = min(dv, _COLUMNS.get(where.capability, 16))
+    return DeltaNetPlan(columns=columns, warps=max(1, min(8, dk * columns // 1024)))
+
+
+class DeltaNetScratch:
+    """What programs of one head meet over, one set for all layers: outputs float32 [value_heads, dv], arrivals int32 [value_heads] (zero between launches)."""
+
+    def __init__(self, config: TextConfig, device: torch.device) -> None:
+        heads = config.linear_num_value_heads
+        self.whole = torch.empty((heads, config.linear_value_head_dim), dtype=torch.float32, device=device)
+        self.arrived = torch.zeros(heads, dtype=torch.int32, device=device)
+
+
+def ring_from_conv(conv: torch.Tensor, length: int, ring: torch.Tensor) -> None:
+    """Fill ring [kernel, conv_dim] from `DeltaNetState.conv` [conv_dim, kernel-1] (oldest first) after `length` tokens."""
+    kernel = ring.shape[0]
+    for back in range(1, kernel):
+        ring[(length - back) % kernel] = conv[:, kernel - 1 - back]
+    ring[length % kernel] = 0.0  # written before it is read
+
+
+def conv_from_ring(ring: torch.Tensor, length: int) -> torch.Tensor:
+    """The way back: [conv_dim, kernel-1], oldest first."""
+    kernel = ring.shape[0]
+    return torch.stack([ring[(length - back) % kernel] for back in range(kernel - 1, 0, -1)], dim=1)
+
+
+def deltanet_decode(
+    qkv: torch.Tensor, z: torch.Tensor, a: torch.Tensor, b: torch.Tensor, conv: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor,
+    norm: torch.Tensor, ring: torch.Tensor, state: torch.Tensor, length: torch.Tensor, out: torch.Tensor,
+    scratch: DeltaNetScratch, plan: DeltaNetPlan, config: TextConfig, *, pdl: bool = False,
+) -> None:  # fmt: skip
+    """One token: everything between the input projections and the output projection; ring and state are advanced in place.
+
+    qkv [conv_dim], z [value_heads*dv], a, b [value_heads]: the projections. conv [conv_dim, kernel], a_log, dt_bias
+    [value_heads], norm [dv]: weights. ring [kernel, conv_dim]: inputs of the convolution, see above. state float32
+    [value_heads, dk, dv]. length: integer [1] on the device, tokens of the sequence before this one (it turns the ring).
+    out [value_heads*dv] in the type the output projection reads. All contiguous.
+    With pdl, state and length are read ahead of the wait for the kernel before: one step is one graph launch, and whatever
+    advances length stands behind the last layer.
+    """
+    grid = (config.linear_num_value_heads, config.linear_value_head_dim // plan.columns)
+    options = {"launch_pdl": True} if pdl else {}
+    _deltanet[grid](
+        qkv, z, a, b, conv, a_log, dt_bias, norm, ring, state, length, out, scratch.whole, scratch.arrived,
+        config.rms_norm_eps, config.linear_key_head_dim**-0.5,
+        KEY_HEADS=config.linear_num_key_heads, VALUE_HEADS=config.linear_num_value_heads, DK=config.linear_key_head_dim,
+        DV=config.linear_value_head_dim, KERNEL=config.linear_conv_kernel_dim, BV=plan.columns, PDL=pdl,
+        num_warps=plan.warps, **options,
+    )  # fmt: skip
+
+
+def deltanet_decode_reference(
+    qkv: torch.Tensor, z: torch.Tensor, a: torch.Tensor, b: torch.Tensor, conv: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor,
+    norm: torch.Tensor, state: DeltaNetState, config: TextConfig,
+) -> torch.Tensor:  # fmt: skip
+    """What `deltanet_decode` computes, with the functions of `model`; replaces the tensors of `state`. -> [value_heads*dv]"""
+    key_dim, value_dim, heads = config.linear_key_dim, config.linear_value_dim, config.linear_num_value_heads
+    mixed = causal_conv(qkv[None], conv, state).float()
+    query, key, value = mixed.split((key_dim, key_dim, value_dim), dim=-1)
+    repeat = heads // config.linear_num_key_heads
+
+    def unit(x: torch.Tensor) -> torch.Tensor:
+        x = x.view(1, config.linear_num_key_heads, -1)
+        return (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)).repeat_interleave(repeat, dim=1)
+
+    decay = -a_log.float().exp() * torch.nn.functional.softplus(a.float() + dt_bias.float())
+    result, state.recurrent = delta_rule_step(
+        unit(query) * config.linear_key_head_dim**-0.5, unit(key), value.view(1, heads, -1), decay[None], torch.sigmoid(b.float())[None], state.recurrent
+    )
+    return gated_rms_norm(result, z.view(1, heads, -1), norm, config.rms_norm_eps).reshape(-1).to(qkv.dtype)
+
+
+@self_test("deltanet_decode", limit=1e-2)
+def _check(where: Target) -> float:
+    """Six tokens in a row, so that the ring turns once and a half; the state is compared too."""
+    config = self_test_sizes(where)
+    plan, scratch = plan_deltanet(config, where), DeltaNetScratch(config, where.device)
+    generator = torch.Generator().manual_seed(3)
+    heads, dv, kernel = config.linear_num_value_heads, config.linear_value_head_dim, config.linear_conv_kernel_dim
+
+    def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(shape, generator=generator).to(where.device, dtype)
+
+    conv, norm = random(config.conv_dim, kernel) * 0.4, random(dv)
+    a_log, dt_bias = random(heads, dtype=torch.float32), random(heads, dtype=torch.float32)
+    recurrent = random(heads, config.linear_key_head_dim, dv, dtype=torch.float32)
+    expected_state = DeltaNetState(random(config.conv_dim, kernel - 1), recurrent)
+    ring, state, out = random(kernel, config.conv_dim), recurrent.clone(), random(heads * dv)
+    ring_from_conv(expected_state.conv, 0, ring)
+    worst = 0.0
+    for step in range(6):
+        inputs = random(config.conv_dim), random(heads * dv), random(heads), random(heads)
+        expected = deltanet_decode_reference(*inputs, conv, a_log, dt_bias, norm, expected_state, config)
+        length = torch.tensor([step], device=where.device)
+        deltanet_decode(*inputs, conv, a_log, dt_bias, norm, ring, state, length, out, scratch, plan, config, pdl=where.pdl)
+        worst = max(worst, relative_error(out, expected), relative_error(state, expected_state.recurrent))
+    return worst

@@ -1,0 +1,143 @@
+"""Whether Triton kernels run on a device, what the device can do, and the self-tests that decide which kernels are used.
+
+Nothing here touches Triton or CUDA until a function is called for a device.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import Callable
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+SelfTest = Callable[["Target"], float]
+
+_tests: dict[str, tuple[SelfTest, float]] = {}  # kernel -> (check, largest relative error allowed)
+_targets: dict[torch.device, "Target | None"] = {}
+_verdicts: dict[tuple[str, torch.device], bool] = {}
+_lock = threading.RLock()
+
+
+class UnsupportedByKernel(Exception):
+    """A kernel cannot take this weight or shape; the plain path can. Raised when a plan is made, never while it runs."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device kernels are launched on.
+
+    capability: (major, minor) of the compute capability. multiprocessors: number of SMs. fp8_native: e4m3 is a type of
+    the device (sm_89 and later); elsewhere codes are loaded as bytes. pdl: a kernel may start before the one ahead of it
+    ends (programmatic dependent launch, sm_90 and later). interpreted: Triton's interpreter on a CPU, for tests.
+    """
+
+    device: torch.device
+    capability: tuple[int, int]
+    multiprocessors: int
+    fp8_native: bool
+    pdl: bool
+    interpreted: bool = False
+
+
+def target(device: torch.device | str) -> Target | None:
+    """What kernels need to know of `device`, or None where only the plain path works. One log line a device says why."""
+    device = _with_index(torch.device(device))
+    with _lock:
+        if device not in _targets:
+            found = _inspect(device)
+            if isinstance(found, str):
+                if device.type == "cuda":
+                    logger.warning("no compiled kernels on %s: %s; the plain path is used", device, found)
+                found = None
+            _targets[device] = found
+        return _targets[device]
+
+
+def self_test(kernel: str, limit: float) -> Callable[[SelfTest], SelfTest]:
+    """Register the numeric check of a kernel: a function that runs it on small shapes on a Target and returns its largest
+    relative error against the PyTorch reference, which must not exceed `limit`.
+
+    `kernel` is the name of the module that registers, optionally with a dot and a part of it ("moe_decode.dense").
+    """
+
+    def register(check: SelfTest) -> SelfTest:
+        _tests[kernel] = (check, limit)
+        return check
+
+    return register
+
+
+def usable(kernel: str, device: torch.device | str) -> bool:
+    """Whether `kernel` runs on `device` and passed its self-test there.
+
+    The test runs once per device, at the first question: ask while loading, not while a graph is captured. A kernel that
+    does not compile, raises or computes wrong numbers is not used; one log line says so.
+    """
+    where = target(device)
+    if where is None:
+        return False
+    key = (kernel, where.device)
+    with _lock:
+        if key not in _verdicts:
+            problem = _run_self_test(kernel, where)
+            if problem:
+                logger.warning("kernel %s is not used on %s: %s; the plain path is used", kernel, where.device, problem)
+            _verdicts[key] = not problem
+        return _verdicts[key]
+
+
+def _run_self_test(kernel: str, where: Target) -> str:
+    """Empty where the kernel may be used, else the reason it may not."""
+    try:
+        importlib.import_module("." + kernel.partition(".")[0], __package__)
+        check, limit = _tests[kernel]
+        error = check(where)
+        if where.device.type == "cuda":
+            torch.cuda.synchronize(where.device)
+    except Exception as problem:  # whatever a compiler or driver raises must not stop the plain path
+        lines = str(problem).strip().splitlines()
+        text = f"{type(problem).__name__}: {lines[0] if lines else ''}"
+        return text.encode("ascii", "replace").decode("ascii")[:200]
+    return "" if error <= limit else f"its self-test is off by {error:.2e} where {limit:.0e} is allowed"
+
+
+def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:
+    """|result - reference| / |reference| in float64; NaN where either is not finite, and NaN passes no limit."""
+    result, reference = result.double(), reference.double()
+    size = reference.norm().clamp(min=1e-30)
+    return float((result - reference).norm() / size)
+
+
+def _with_index(device: torch.device) -> torch.device:
+    if device.type == "cuda" and device.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def _inspect(device: torch.device) -> Target | str:
+    """The Target of a device, or why there is none."""
+    if device.type == "cpu":
+        if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("triton") is None:
+            return "kernels need a GPU"
+        return Target(device, (9, 0), 4, fp8_native=True, pdl=False, interpreted=True)
+    if device.type != "cuda":
+        return f"no kernels are written for {device.type} devices"
+    if torch.version.hip is not None:
+        return "the kernels are written for NVIDIA GPUs"
+    try:
+        from triton import language as tl
+    except Exception as problem:  # a broken install raises more than ImportError
+        return f"Triton cannot be imported ({type(problem).__name__})"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
+    can_overlap = capability >= (9, 0) and hasattr(getattr(tl.extra, "cuda", None), "gdc_wait")
+    count = torch.cuda.get_device_properties(device).multi_processor_count
+    return Target(device, capability, count, fp8_native=capability >= (8, 9), pdl=can_overlap)
