@@ -27,6 +27,7 @@ from .runtime.answer import Answer, TokenEvent
 from .runtime.cache import SequenceState, sequence_bytes
 from .runtime.forward import PREFILL_CHUNK, forward_chunks
 from .runtime.generation import Generation
+from .runtime.threads import suitable_threads
 from .sampling import SamplingParams
 from .tokenizer import Tokenizer
 
@@ -185,7 +186,8 @@ class Engine:
     def _encode(self, prepared: PreparedImage) -> ImageFeatures:
         with self._lock:
             self._require_loaded()
-            features = self._vision.encode(to_patches(prepared, self._processor), prepared.grid)
+            with suitable_threads(self.device, self.config.vision.hidden_size):
+                features = self._vision.encode(to_patches(prepared, self._processor), prepared.grid)
         return ImageFeatures(features=features.cpu(), grid=prepared.grid, picture=prepared.pixels, source=self._source)
 
     @property
@@ -238,7 +240,8 @@ class Engine:
                     self._text, self.config, self.tokenizer, self._state, sampling,
                     thinking=rendered.opens_thinking, matcher=matcher, on_token=on_token, cancel=cancel,
                 )  # fmt: skip
-                return generation.run(rendered.token_ids, placed)
+                with suitable_threads(self.device, self.config.text.hidden_size):
+                    return generation.run(rendered.token_ids, placed)
             finally:
                 self._state = None
 

@@ -143,7 +143,7 @@ def A3BGenerate(
             prompt, sampling, thinking=thinking, on_token=progress, cancel=host.check_interrupt, **rules
         )
     progress.finish(answer.text)
-    log.info("A3B: %s, %d tokens, %.1f tokens/s", answer.status, answer.usage.completion_tokens, answer.timings.tokens_per_second)
+    log.info("A3B: %s %.1f tokens/s", answer.status, answer.timings.tokens_per_second)
     return Shown((answer.text, answer.thinking, _stats(answer, engine.name, numbers)), answer.text or answer.status)
 
 

@@ -97,7 +97,7 @@ def A3BParsePanels(
             seed_per_scene=seed_per_scene,
         )
     except ScriptError as problem:
-        told = _told(str(problem), on_error, whole=bool(result.script and result.script.panels))
+        told = _told(str(problem), on_error, bool(result.script and result.script.panels), advised=bool(reason))
         raise ScriptError(f"text: {reason} ({told})" if reason else f"text: {told}") from None
     lists = (
         panels.prompt,
@@ -115,11 +115,11 @@ def A3BParsePanels(
     return Shown((*lists, panels.count, panels.script_json, report, panels.joined, *more), panels.joined)
 
 
-def _told(problem: str, on_error: str, whole: bool) -> str:
-    """What is wrong, and what to do: in Generate, if it wrote the text, or with on_error."""
+def _told(problem: str, on_error: str, whole: bool, advised: bool) -> str:
+    """What is wrong, and what to do: in Generate, if it wrote the text (unless its stats told that), or with on_error."""
     fact, advice, start = split_cause(problem)
     told = [fact]
-    if advice:
+    if advice and not advised:
         told.append(f"In Generate: {advice[0].lower()}{advice[1:]}" if _OF_GENERATE.search(advice) else advice)
     if on_error == "stop":
         told.append(f"To go on, set on_error to {'keep or ' if whole else ''}placeholder.")

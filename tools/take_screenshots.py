@@ -104,7 +104,7 @@ def main(names: list[str]) -> None:
     from page import ComfyPage
     from tools.runner.browser import find_browser
     from tools.runner.paths import ASSETS
-    from tools.runner.server import SMALL_MODEL, ComfyServer
+    from tools.runner.server import ComfyServer
     from tools.workflows.description import LANGUAGES
 
     stems = [*RUN_FIRST, *sorted({path.name.split(".")[0] for path in FOLDER.glob("*.json")} - set(RUN_FIRST))]
@@ -124,7 +124,7 @@ def main(names: list[str]) -> None:
             for flag in (*FLAGS, f"--user-data-dir={work / 'chromium'}"):
                 options.add_argument(flag)
             server = ComfyServer(
-                available_hosts()[-1], work / "host", environment=SMALL_MODEL, flags=["--extra-model-paths-config", str(more_paths)]
+                available_hosts()[-1], work / "host", flags=["--extra-model-paths-config", str(more_paths)]
             )
             driver = webdriver.Chrome(options=options, service=Service(found.driver))
             try:

@@ -76,6 +76,7 @@ class Fields(Values):
         rows = bind_rows(self.rows(values.get("dialogue"), "dialogue"), items, moved, self.report, bool(self.open_ids))
         known = {person.id for person in people}
         people += [person for person in self.looks if person.id not in known]
+        self.shared_ids(people)
         self.missing(items)
         self.nothing_to_draw(items)
         for key, value in found.extras.items():
@@ -106,6 +107,12 @@ class Fields(Values):
                 self.report.info(item.place, "nothing in it can be drawn: it has a shot but no action, prompt, place or character")
             elif item.empty and not item.partial:
                 self.report.warning(item.place, "nothing in it can be drawn: no action, prompt, place, character or prop")
+
+    def shared_ids(self, people: list[schema.Character]) -> None:
+        """Nobody can tell which of two characters a panel means by an id that both have."""
+        ids = [person.id for person in people if person.id.strip()]
+        for shared in dict.fromkeys(name for name in ids if ids.count(name) > 1):
+            self.report.warning("characters", f"{ids.count(shared)} characters have the id {quote(shared)}; panels and rows that name it mean the first")
 
     def version(self, value: Any) -> None:
         """What is to say about the version of the form; a model's answer states none, which means 1."""

@@ -9,7 +9,7 @@ from hosts import ROOT
 from tools.runner.client import run_error
 from tools.runner.paths import ASSETS, PACK_NAME, RANDOM_MODEL
 from tools.runner.random_model import ensure_random_model
-from tools.runner.server import SMALL_MODEL, ComfyServer
+from tools.runner.server import ComfyServer
 from tools.runner.workflow import Workflow
 
 WITNESS_PACK = ROOT / "tests" / "host" / "witness_pack"
@@ -34,7 +34,7 @@ def make_server(host, work, **environment) -> ComfyServer:
         work,
         packs={PACK_NAME: ROOT, "a3b-test-witness": WITNESS_PACK},
         models=[model, nested],
-        environment={**SMALL_MODEL, **environment},
+        environment=environment,
     )
 
 

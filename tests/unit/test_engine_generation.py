@@ -56,6 +56,23 @@ def test_N07_other_users_of_torch_random_do_not_matter(engine):
     assert torch.equal(state, torch.get_rng_state())
 
 
+def test_a_narrow_model_runs_on_one_thread_and_gives_the_host_its_setting_back(engine):
+    before, seen = torch.get_num_threads(), []
+    torch.set_num_threads(3)
+    try:
+        engine.generate(Prompt(user="Tell me"), GREEDY, on_token=lambda event: seen.append(torch.get_num_threads()))
+        assert set(seen) == {1} and torch.get_num_threads() == 3
+
+        def stop(event):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            engine.generate(Prompt(user="Tell me"), GREEDY, on_token=stop)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_streamed_pieces_make_the_answer(engine):
     events = []
     answer = engine.generate(Prompt(user="Tell me"), LIVELY, on_token=events.append)

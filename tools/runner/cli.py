@@ -20,12 +20,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="demo | test")
 
-    demo = commands.add_parser("demo", help="run the comic workflow on a bundled picture and story")
+    demo = commands.add_parser("demo", help="run the comic workflow on the bundled pictures and stories")
     demo.add_argument("--serve", action="store_true", help="leave ComfyUI running for the browser")
     demo.add_argument("--comfyui", type=Path, metavar="DIR", help="use this ComfyUI and its Python; only this pack's nodes are loaded")
     demo.add_argument("--python", type=Path, metavar="FILE", help="the Python that runs --comfyui")
     demo.add_argument(
-        "--model", type=Path, metavar="DIR", help="checkpoint folder (default: a small random demo model)"
+        "--model", type=Path, metavar="DIR", help="checkpoint folder (default: the bundled demonstration model)"
     )
     demo.add_argument(
         "--lang", choices=("both", "en", "zh"), default="both", help="language of the story and the answer (default: one after the other)"

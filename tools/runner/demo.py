@@ -13,15 +13,15 @@ from .environment import HOST_REQUIREMENTS, REQUIREMENTS, ensure_requirements, e
 from .hosts import Host, ensure_2024_host, own_host
 from .panels import print_panels, read_panels
 from .paths import ASSETS, DEMO_MODEL, PACK_NAME, WORK
-from .server import SMALL_MODEL, ComfyServer, port_is_free
+from .server import ComfyServer, port_is_free
 from .websocket import WebSocket
 from .workflow import Workflow
 
 LANGUAGES = {"en": "English", "zh": "Chinese"}
 BROWSER_PORT = 8188  # where people look for a ComfyUI
 BUNDLED_NOTE = (
-    "Model: the bundled demonstration model (22 million parameters). It knows the drawn world of these two pictures and "
-    "nothing else; --model DIR runs the demo on a real checkpoint."
+    "Model: the bundled demonstration model (22 million parameters). It knows the drawn world that the demo's pictures "
+    "come from, and nothing else; --model DIR runs the demo on a real checkpoint."
 )
 NODES = ("A3BLoadModel", "A3BEncodeImage", "A3BBuildPrompt", "A3BGenerate", "A3BParsePanels")
 
@@ -38,7 +38,6 @@ def run_demo(options: argparse.Namespace) -> int:
         port=port,
         gpu=options.gpu,
         models=[] if bundled else [model],
-        environment=SMALL_MODEL if bundled else {},
     )
     say(f"Starting ComfyUI ({host.folder}) on the {'GPU' if options.gpu else 'CPU'} ...")
     with server:
@@ -133,7 +132,10 @@ def run_workflow(server: ComfyServer, model_name: str, language: str) -> None:
         raise RunnerError(f"the workflow failed: {problem}")
     say(f"Done in {time.monotonic() - begin:.1f} s.\n")
     print_panels(read_panels(server.host.python, entry, workflow))
-    say("\nPictures (the reference picture cut to each panel's size and tinted; no image model is used):")
+    say("\nScript, as JSON and as a readable screenplay:")
+    for name in "".join(entry["outputs"].get(workflow.node("A3BSaveScript"), {}).get("text", [])).splitlines():
+        say(f"  {server.work / 'output' / name}")
+    say("Pictures (the reference picture cut to each panel's size and tinted; no image model is used):")
     for image in [image for outputs in entry["outputs"].values() for image in outputs.get("images", [])]:
         say(f"  {server.work / image['type'] / image['subfolder'] / image['filename']}")
 
@@ -147,7 +149,7 @@ def follow(client: ComfyClient, prompt_id: str, events: WebSocket, generate: str
             continue
         data = message["data"]
         if data.get("node") == generate and time.monotonic() - shown > 5:
-            say(f"  {data['value']} tokens ...")
+            say(f"  {data['value']} tokens so far ...")
             shown = time.monotonic()
     return entry
 
@@ -156,8 +158,7 @@ def serve(server: ComfyServer) -> None:
     """Keep the server until Ctrl-C; RunnerError when it ends by itself."""
     say(
         f"\nComfyUI is running: {server.url}   (this machine only; Ctrl-C stops it)\n"
-        "Open the workflow from its menu (Browse templates, a3b-comic-script), or drag "
-        "example_workflows/comic_script.json into the page."
+        "Drag example_workflows/comic_script.json into the page; the demo's picture is there already, as example.png."
     )
     while server.process.poll() is None:
         time.sleep(0.5)

@@ -20,9 +20,6 @@ from .paths import PACK_NAME, ROOT, WORK
 
 GUARD = Path(__file__).resolve().parent / "guard.py"
 ADDRESS = "127.0.0.1"
-# For the small bundled models: their matrices are too small to share between threads, and threads that wait for each
-# other on a busy machine cost many times the work itself.
-SMALL_MODEL = {"OMP_NUM_THREADS": "1"}
 
 
 def free_port() -> int:
