@@ -80,7 +80,7 @@ def check_form(result: ParseResult) -> None:
     if result.script is not None:
         result.script.model_dump_json().encode("utf-8")
         indexes = [panel.index for panel in result.script.panels]
-        assert indexes == sorted(set(indexes)) and set(result.partial) | set(result.empty) <= set(indexes)
+        assert indexes == sorted(set(indexes)) and set(result.partial) <= set(indexes)
 
 
 def check_everything(result: ParseResult, text: str) -> None:

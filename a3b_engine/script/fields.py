@@ -33,12 +33,11 @@ _REPORTED = ("characters", *_TEXT_FIELDS[:4], "props", *_TEXT_FIELDS[4:])
 
 @dataclass
 class Built:
-    """A script, which of its panels (by index) the end of the text cut off, and which have nothing to draw. `says` is
-    whether the source says anything of a panel at all, if only its shot."""
+    """A script, and which of its panels (by index) the end of the text cut off. `says` is whether the source says
+    anything of a panel at all, if only its shot."""
 
     script: schema.ComicScript
     partial: tuple[int, ...] = ()
-    empty: tuple[int, ...] = ()
     says: bool = True
 
 
@@ -96,7 +95,6 @@ class Fields(Values):
         return Built(
             script,
             tuple(item.index for item in items if item.partial),
-            tuple(item.index for item in items if item.empty),
             any(not item.empty or item.framed or item.values["caption"].strip() or item.values["sfx"].strip() for item in items),
         )
 

@@ -42,8 +42,7 @@ class ParseResult:
     was changed, mapped, moved, defaulted or left out: see the report), `truncated` (the end is missing), `failed`
     (no script). script: None only if failed. report: lines `info|repair|warning: place: what`; places are paths such
     as `panels[1].shot` in the source, counted from 0. cause: one sentence if truncated or failed, else "".
-    partial: indexes of the panels the end of the text cut off. expected_panels: as given. empty: indexes of the panels
-    with nothing to draw (no prompt, action, place, character, prop, expression or light); texts they have are kept.
+    partial: indexes of the panels the end of the text cut off. expected_panels: as given.
     """
 
     status: str
@@ -52,7 +51,6 @@ class ParseResult:
     cause: str = ""
     partial: tuple[int, ...] = ()
     expected_panels: int | None = None
-    empty: tuple[int, ...] = ()
 
 
 def parse_script(text: str, *, expected_panels: int | None = None) -> ParseResult:
@@ -125,7 +123,7 @@ class _Parser:
         if truncated:
             cause = causes.truncation(found, len(script.panels) - len(built.partial), len(built.partial))
         status = "truncated" if truncated else "repaired" if self.report.changed else "ok"
-        return ParseResult(status, script, self.report.lines(), cause, built.partial, self.expected, built.empty)
+        return ParseResult(status, script, self.report.lines(), cause, built.partial, self.expected)
 
     def failed(self, found: Scan) -> ParseResult:
         cause = causes.failure(found, placeholder=self.placeholder, schema=self.schema, refused=self.refused)

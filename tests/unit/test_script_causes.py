@@ -5,6 +5,7 @@ import json
 import pytest
 
 from a3b_engine.errors import ScriptError
+from a3b_engine.script.drawable import blank_panels
 from a3b_engine.script.panels import NEUTRAL_PROMPT, panel_lists
 from a3b_engine.script.parse import parse_script
 
@@ -86,14 +87,14 @@ REFUSED = [
 @pytest.mark.parametrize("text", STORY)
 def test_what_the_story_tells_is_never_taken_for_a_refusal(text, field):
     result = parse_script(json.dumps({"panels": [{"index": 1, "shot": "wide", field: text}]}, ensure_ascii=False))
-    assert getattr(result.script.panels[0], field) == text and result.empty == ()
+    assert getattr(result.script.panels[0], field) == text and blank_panels(result.script) == ()
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_j36_a_value_that_is_a_refusal_and_nothing_else_is_not_drawn(text):
     page = {"panels": [{"index": 1, "shot": "wide", "action": "a door"}, {"index": 2, "shot": "close", "action": text}]}
     result = parse_script(json.dumps(page, ensure_ascii=False))
-    assert result.script.panels[1].action == "" and result.empty == (2,)
+    assert result.script.panels[1].action == "" and blank_panels(result.script) == (2,)
     assert any(line.startswith("warning: panels[1].action") and "refusal" in line for line in result.report)
 
 

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from a3b_engine.script.drawable import blank_panels
 from a3b_engine.script.parse import parse_script
 from a3b_engine.script.repair import last_resort
 from a3b_engine.script.vocabulary import find_shots
@@ -247,10 +248,10 @@ def test_numbered_texts_and_storyboards_are_panels(value):
 def test_a_panel_with_nothing_to_draw_is_marked_and_keeps_its_texts():
     panels = [{}, {"index": 2, "caption": "Later"}, {"index": 3, "shot": "close"}, {"index": 4, "shot": "wide", "action": "x"}, {"index": 5, "shot": "wide", "props": ["cup"]}]
     result = parse_script(json.dumps({"panels": panels}))
-    assert result.empty == (1, 2, 3) and result.script.panels[1].caption == "Later"
+    assert blank_panels(result.script) == (1, 2, 3) and result.script.panels[1].caption == "Later"
     levels = {line.split(": ")[1]: line.split(": ")[0] for line in result.report if "nothing in it can be drawn" in line}
     assert levels == {"panels[0]": "warning", "panels[1]": "warning", "panels[2]": "info"}
-    assert parse_script('{"panels":[{"index":1,"shot":"wide","action":"x"}]}').empty == ()
+    assert blank_panels(parse_script('{"panels":[{"index":1,"shot":"wide","action":"x"}]}').script) == ()
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import random
 
 from a3b_engine.script.presets import job_prompt, system_prompt
 
-from .traits import LANGUAGES
-
 MARKER = "[[IMG]]"
 # Languages of the Build node that the world knows: as in the text, English, Chinese.
 CHOICES: tuple[str | None, ...] = (None, "English", "Chinese")
@@ -29,11 +27,6 @@ def question_system(language: str, dice: random.Random) -> str:
 def job_system(job: str, language: str) -> str:
     """The system text of a plain job as Build makes it: unchosen (English) or, for a Chinese answer, chosen."""
     return job_prompt(job, answer_language="\u4e2d\u6587", text_language="zh") if language == "zh" else job_prompt(job)
-
-
-def script_language(choice: str | None, outline_language: str) -> str:
-    """Language of dialogue and captions."""
-    return outline_language if choice is None else LANGUAGES[("English", "Chinese").index(choice)]
 
 
 def with_picture(text: str, dice: random.Random) -> str:
