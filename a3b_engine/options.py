@@ -1,0 +1,69 @@
+"""How an engine shall run: checked in one place, before anything is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .errors import ConfigError, PromptError
+
+EXPERT_FORMATS = ("stored",)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """device, compute dtype, storage of the experts, cap in bytes (None: no cap) and most tokens of prompt plus answer."""
+
+    device: torch.device
+    dtype: torch.dtype
+    expert_format: str
+    vram_budget: int | None
+    context: int
+
+    @classmethod
+    def checked(
+        cls,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype | str | None = None,
+        expert_format: str = "stored",
+        vram_budget: int | None = None,
+        context: int = 8192,
+    ) -> EngineOptions:
+        """Options as `Engine.open` takes them. Raises `ConfigError` and `PromptError` naming the option."""
+        if expert_format not in EXPERT_FORMATS:
+            raise ConfigError(f"expert_format: found {expert_format!r}, expected one of {', '.join(EXPERT_FORMATS)}.")
+        found = _device(device)
+        dtype = _compute_dtype(dtype, found)
+        if not isinstance(context, int) or isinstance(context, bool) or context < 1:
+            raise PromptError(f"context: found {context!r}, expected a positive number of tokens.")
+        return cls(found, dtype, expert_format, vram_budget, context)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    """The device by name; one that this machine does not have is refused before anything is read."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device: found {device!r}, expected 'cpu' or 'cuda:0', 'cuda:1', ...") from error
+    if found.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (found.index or 0) >= count:
+            raise ConfigError(f"device: found {device!r}, but torch sees {count} CUDA devices here. Choose another one, or 'cpu'.")
+    elif found.type != "cpu":
+        try:
+            torch.zeros(1, device=found).cpu()
+        except Exception as error:  # each backend has its own way to be absent
+            raise ConfigError(f"device: found {device!r}, which does not work here. Choose 'cpu' or 'cuda:0', 'cuda:1', ...") from error
+    return found
+
+
+def _compute_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if isinstance(dtype, str):
+        dtype = DTYPES.get(dtype, dtype)
+    if dtype not in DTYPES.values():
+        raise ConfigError(f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}.")
+    return dtype
