@@ -1,6 +1,6 @@
-"""Choosing the next token: penalties, truncation and a counter-based 64-bit generator, all in float32.
+"""Choosing the next token: penalties, truncation and a counter-based 64-bit generator, the same on every device.
 
-The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) keyed by the seed
+Scores are made by single IEEE float32 operations and drawn with whole numbers (`draw`). The generator is Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) keyed by the seed
 and counted by the step: it has no state, never touches torch's generators, and gives the same number on any device.
 """
 
@@ -10,10 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
+from .draw import REACH, UNIFORM_BITS, draw_ranked, log_min_p, share_of_top_p
 from .errors import SamplingError
 
 GREEDY_BELOW = 1e-4  # temperatures under this are greedy: dividing by them only overflows
 MAX_SEED = 2**64 - 1
+NOT_FINITE = "The model produced NaN or infinite logits: the checkpoint is damaged or the number format overflowed. Verify the files, or load with float32."
+NO_CHOICE = "No token may follow here: grammar and vocabulary exclude every choice."
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def _real(name: str, value: object, low: float, high: float) -> None:
 
 
 class Sampler:
-    """Draws the tokens of one answer.
+    """Draws the tokens of one answer, the same ones on every device.
 
     vocab_size: logits a step; real_tokens: ids from here on are padding and never drawn; prompt_ids count for the
     repetition penalty.
@@ -85,6 +88,10 @@ class Sampler:
         self._seen = torch.zeros(vocab_size, dtype=torch.bool, device=device)
         if params.repetition_penalty != 1.0 and prompt_ids:
             self._seen[torch.tensor(prompt_ids, device=device)] = True
+        # Divisors are tensors: by a number, PyTorch on CUDA multiplies with the reciprocal, which rounds differently.
+        floats = torch.tensor([params.temperature, params.repetition_penalty, log_min_p(params.min_p)], dtype=torch.float32).to(device)
+        self._temperature, self._repetition, self._min_p = floats[0], floats[1], floats[2:]
+        self._top_k, self._top_p = torch.tensor([[params.top_k], [share_of_top_p(params.top_p)]]).to(device)
 
     def record(self, token: int) -> None:
         """Count a token that became part of the answer, drawn here or forced by a grammar."""
@@ -94,7 +101,8 @@ class Sampler:
 
     def draw(self, logits: torch.Tensor) -> int:
         """One token from float32 logits [vocab], which are changed in place; a grammar sets what may not follow to -inf
-        first. Call `record` with every token that is used."""
+        first. Call `record` with every token that is used. Raises `SamplingError` where an allowed logit is NaN or +inf,
+        and where none is allowed."""
         params = self.params
         logits[self.real_tokens :] = -torch.inf
         self._penalise(logits)
@@ -102,26 +110,14 @@ class Sampler:
             best, token = logits.max(dim=-1)
             self._check(best)
             return int(token)
-        scores, ids = self._candidates(logits / params.temperature)
-        self._check(scores[0])
-        probabilities = scores.softmax(-1)
-        if params.top_p < 1.0:
-            before = probabilities.cumsum(-1) - probabilities
-            probabilities = probabilities * (before < params.top_p)  # the first candidate always stays
-            probabilities[0] = probabilities[0].clamp_min(torch.finfo(torch.float32).tiny)
-        if params.min_p > 0.0:
-            probabilities = probabilities * (probabilities >= params.min_p * probabilities[0])
-        cumulative = probabilities.cumsum(-1)
-        target = philox_uniform(params.seed, self._step) * cumulative[-1]
-        index = int((cumulative <= target).sum().clamp(max=len(ids) - 1))
-        while probabilities[index] == 0.0:  # rounding at the far end may point behind the last survivor
-            index -= 1
-        return int(ids[index])
+        values, ids = self._candidates(logits / self._temperature)
+        uniform = torch.tensor([int(philox_uniform(params.seed, self._step) * 2**UNIFORM_BITS)]).to(logits.device)
+        return int(draw_ranked(values, ids, self._top_k, self._top_p, self._min_p, uniform))
 
     def _penalise(self, logits: torch.Tensor) -> None:
         params = self.params
         if params.repetition_penalty != 1.0:
-            scaled = torch.where(logits > 0, logits / params.repetition_penalty, logits * params.repetition_penalty)
+            scaled = torch.where(logits > 0, logits / self._repetition, logits * self._repetition)
             logits.copy_(torch.where(self._seen, scaled, logits))
         if params.frequency_penalty:
             logits.sub_(self._counts * params.frequency_penalty)
@@ -129,26 +125,24 @@ class Sampler:
             logits.sub_((self._counts > 0).float() * params.presence_penalty)
 
     def _candidates(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores and ids, best first and equal scores by id, after top-k (ties with the last one are kept)."""
-        top_k = self.params.top_k
-        if 0 < top_k < len(scores):
-            least = scores.topk(top_k).values[-1]
-            ids = (scores >= least).nonzero()[:, 0]
-            if len(ids) == 0:  # only NaN compares false with itself: let the check name it
-                return scores, torch.arange(len(scores), device=scores.device)
-        else:
-            ids = torch.arange(len(scores), device=scores.device)
-        order = scores[ids].argsort(descending=True, stable=True)
-        ids = ids[order]
-        return scores[ids], ids
+        """Scores and ids of the tokens that weigh anything, best first and equal scores by id, after top-k (ties with the
+        last one are kept)."""
+        most = scores.topk(min(self.params.top_k, len(scores)) or 1).values  # NaN comes first
+        self._check(most[0])
+        least = most[0] - REACH
+        if self.params.top_k:
+            least = torch.maximum(least, most[-1])
+        ids = (scores >= least).nonzero()[:, 0]
+        values, order = scores[ids].sort(descending=True, stable=True)
+        return values, ids[order]
 
     @staticmethod
     def _check(best: torch.Tensor) -> None:
         value = float(best)
         if value != value or value == float("inf"):
-            raise SamplingError("The model produced NaN or infinite logits: the checkpoint is damaged or the number format overflowed. Verify the files, or load with float32.")
+            raise SamplingError(NOT_FINITE)
         if value == -float("inf"):
-            raise SamplingError("No token may follow here: grammar and vocabulary exclude every choice.")
+            raise SamplingError(NO_CHOICE)
 
 
 _PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

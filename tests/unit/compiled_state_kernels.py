@@ -27,7 +27,7 @@ from a3b_engine.kernels.support import Target  # noqa: E402
 from a3b_engine.sampling import SamplingParams  # noqa: E402
 
 CPU = torch.device("cpu")
-TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64"}
+TYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int8: "i8", torch.int32: "i32", torch.int64: "i64"}
 OPTIONS = ("num_warps", "num_stages", "launch_pdl", "enable_fp_fusion")
 
 
@@ -46,7 +46,8 @@ def launches(target):
     config, pdl = PUBLISHED, target.pdl
     places = [
         (norms, "_add_rms_norm"), (attention_decode, "_attend"), (attention_decode, "_combine"), (deltanet_decode, "_deltanet"),
-        (sampler, "score"), (sampler, "choose"), (sampler, "settle"), (sampler, "draw_uniform"),
+        (sampler, "score"), (sampler, "shortlist"), (sampler, "choose"), (sampler, "settle"), (sampler, "draw_uniform"),
+        (sampler, "count_one"), (sampler, "count_all"),
     ]  # fmt: skip
     kernels = {name: getattr(module, name) for module, name in places}
     recorders = {name: Recorder() for name in kernels}
@@ -58,16 +59,18 @@ def launches(target):
     plan = attention_decode.plan_attention(config, torch.bfloat16, target)
     scratch = attention_decode.AttentionScratch(config, plan, CPU)
     cache = torch.empty(2, 4096, 2, 256, dtype=torch.bfloat16)
-    attention_decode.attention_decode(values, values, values, cache, number, number, half, scratch, plan, config, pdl=pdl)
+    attention_decode.attention_decode(half, values, values, cache, number, number, half, scratch, plan, config, pdl=pdl)
     plan = deltanet_decode.plan_deltanet(config, target)
     scratch = deltanet_decode.DeltaNetScratch(config, CPU)
     deltanet_decode.deltanet_decode(
-        values, values, values, values, half, values, values, values, half, values, number, half, scratch, plan, config, pdl=pdl
+        half, half, half, half, half, values, values, values, half, values, number, half, scratch, plan, config, pdl=pdl
     )
     device = sampler.DeviceSampler(248320, 248077, (248046, 248044), CPU)
     for top_k in (20, 0):
         device.start(SamplingParams(top_k=top_k), [])
         device.sample(torch.zeros(248320), needs_sort=device.needs_sort, pdl=pdl and top_k > 0)
+    device.record([5])
+    device.record(number)
     for module, name in places:
         setattr(module, name, kernels[name])
     return {name: (kernels[name], recorders[name]) for name in kernels}

@@ -18,8 +18,9 @@ def test_state_kernels_under_the_interpreter():
 @needs_triton
 @pytest.mark.skipif(sys.platform != "linux", reason="only Triton's Linux wheel brings the assembler")
 def test_code_for_every_architecture():
-    """At the 35B sizes nothing spills (sine and cosine of large angles keep 32 bytes), shared memory fits two programs of the smallest cards' 100 KiB or one of the large
-    ones, and the scores, which must be bit-equal to the CPU's, are made without fused multiply-adds."""
+    """At the 35B sizes nothing spills but four registers of attention where it holds most (sine and cosine of large angles
+    keep 32 bytes), shared memory fits two programs of a multiprocessor, one on sm_90, and the scores, which must be
+    bit-equal to the CPU's, are made without fused multiply-adds."""
     script = Path(__file__).with_name("compiled_state_kernels.py")
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), "80", "86", "89", "90", "120"]
@@ -28,8 +29,8 @@ def test_code_for_every_architecture():
     report = json.loads(done.stdout)
     assert sorted(report) == ["120", "80", "86", "89", "90"]
     for architecture, kernels in report.items():
-        assert len(kernels) == 8
+        assert len(kernels) == 11
         for name, facts in kernels.items():
-            assert facts["stack"] <= (32 if name == "_attend" else 0), f"{name} on sm_{architecture}"
-            assert facts["shared"] <= (96 if architecture in ("80", "90") else 50) * 1024, f"{name} on sm_{architecture}"
+            assert facts["stack"] <= ((48 if architecture == "90" else 32) if name == "_attend" else 0), f"{name} on sm_{architecture}"
+            assert facts["shared"] <= {"80": 80, "90": 200}.get(architecture, 50) * 1024, f"{name} on sm_{architecture}"
         assert kernels["score"]["fused"] == kernels["choose"]["fused"] == 0

@@ -1,5 +1,6 @@
 """Sampling: the generator's known answers, truncation rules, penalties, hostile logits."""
 
+import itertools
 import math
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from a3b_engine.draw import REACH, draw_ranked, fixed_exp
 from a3b_engine.errors import SamplingError
-from a3b_engine.sampling import MAX_SEED, Sampler, SamplingParams, philox_uniform
+from a3b_engine.sampling import GREEDY_BELOW, MAX_SEED, Sampler, SamplingParams, philox_uniform
 
 CPU = torch.device("cpu")
 
@@ -109,10 +111,76 @@ def test_excluded_tokens_are_never_drawn_whatever_the_settings():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("bad, message", [([math.nan, math.nan], "NaN"), ([0.0, math.inf], "infinite"), ([-math.inf, -math.inf], "No token")])
+@pytest.mark.parametrize("bad, message", [([math.nan, math.nan], "NaN"), ([0.0, math.nan, 5.0], "NaN"), ([0.0, math.inf], "infinite"), ([-math.inf, -math.inf], "No token")])
 def test_hostile_logits_are_named(temperature, bad, message):
     with pytest.raises(SamplingError, match=message):
         draw(bad, temperature=temperature)
+
+
+@pytest.mark.parametrize("settings_", [{"temperature": 0.0}, {"top_k": 1}, {"top_k": 2}, {"top_k": 0}, {"top_k": 100}])
+def test_one_nan_among_many_is_an_error_unless_it_is_excluded(settings_):
+    logits = [0.5 * number for number in range(60)]
+    logits[30] = math.nan
+    with pytest.raises(SamplingError, match="NaN"):
+        draw(logits, **settings_)
+    assert draw(logits, real=30, **settings_) < 30
+
+
+def exact_draws(scores, params, uniform):
+    """Every token a draw in float64 gives when the random number and the limits are moved by a rounding error."""
+    values, ids = scores.double().sort(descending=True, stable=True)
+    if 0 < params.top_k < len(values):
+        count = int((values >= values[params.top_k - 1]).sum())
+        values, ids = values[:count], ids[:count]
+    share = values.softmax(0)
+    found, nudges = set(), (-4e-6, 0.0, 4e-6)
+    for nudge_u, nudge_p, nudge_m in itertools.product(nudges, repeat=3):
+        kept = (share.cumsum(0) - share < params.top_p + nudge_p) | (params.top_p >= 1.0)
+        kept &= share >= params.min_p * (1 + nudge_m) * share[0]
+        kept[0] = True
+        running = (share * kept).cumsum(0)
+        target = min(max(uniform + nudge_u, 0.0), 1.0 - 1e-12) * running[-1]
+        found.add(int(ids[min(int((running <= target).sum()), len(ids) - 1)]))
+    return found
+
+
+PROBABILITIES = st.sampled_from([0.0, 0.3, 0.5, 0.8, 0.95, 1.0]) | st.floats(0, 1)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 2.0]) | st.floats(-30, 30, width=32), min_size=1, max_size=60),
+    st.sampled_from([0.0, 0.7, 1.0]) | st.floats(0, 4), PROBABILITIES, st.integers(0, 64), st.just(0.0) | PROBABILITIES, st.integers(0, MAX_SEED),
+)  # fmt: skip
+def test_whole_numbers_draw_what_floats_draw(logits, temperature, top_p, top_k, min_p, seed):
+    """Up to rounding on a border."""
+    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed)
+    row = torch.tensor(logits)
+    token = Sampler(params, len(logits), len(logits), [], CPU).draw(row.clone())
+    if temperature < GREEDY_BELOW:
+        assert token == int(row.argmax())
+    else:
+        assert token in exact_draws(row / temperature, params, philox_uniform(seed, 0))
+
+
+def test_fixed_exp_is_the_exponential():
+    below = -torch.cat((torch.linspace(0, 30, 5001), torch.tensor([1e-30, 63.0, 65.0, 1e30, math.inf])))
+    exact = below.double().exp() * 2**40
+    assert ((fixed_exp(below).double() - exact).abs() <= exact * 2e-7 + 1).all()
+    assert fixed_exp(torch.zeros(1)) == 2**40 and fixed_exp(torch.tensor([-REACH])) == 0 and fixed_exp(below)[-2:].sum() == 0
+
+
+@pytest.mark.parametrize("best", [1.0, 2.0**24, -(2.0**25) + 2, 3e30])
+def test_leaving_out_what_weighs_nothing_changes_nothing(best):
+    """The whole vocabulary drawn at once and the few that `Sampler` keeps of it, near the reach of large and small scores."""
+    row = torch.cat((torch.tensor([best] * 3), best - torch.linspace(20, 40, 600)))
+    values, ids = row.sort(descending=True, stable=True)
+    one = torch.ones(1, dtype=torch.int64)
+    for step in range(20):
+        sampler = Sampler(SamplingParams(top_k=0, top_p=1.0, temperature=1.0, seed=step), len(row), len(row), [], CPU)
+        uniform = one * int(philox_uniform(step, 0) * 2**24)
+        expected = draw_ranked(values, ids, one * 0, one << 30, torch.tensor([-math.inf]), uniform)
+        assert sampler.draw(row.clone()) == int(expected)
 
 
 def test_sampling_leaves_torch_generators_alone():

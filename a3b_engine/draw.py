@@ -3,7 +3,8 @@
 Exponentials, sums and running sums in floating point depend on the vector width, on the order of the additions and on
 the library; a token then hangs on the last bit. Here a score becomes a whole number, 2^40 * exp(score - best) in
 fixed-point arithmetic, and sums of whole numbers are the same in any order. Scores themselves come from single IEEE
-operations, which agree everywhere. Pure PyTorch; everything stays on the device and can be captured in a CUDA graph.
+operations, which agree everywhere. Pure PyTorch: nothing here waits for a device. `sampling.Sampler` draws with it, and
+`kernels.sampler.DeviceSampler` computes the same numbers in kernels of its own.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import math
 
 import torch
 
-from ..sampling import GREEDY_BELOW, Sampler, philox_uniform
-
-UNIT_BITS = 40  # weight of the best token: 2^40; tokens more than 27.7 below it weigh nothing
+UNIT_BITS = 40  # weight of the best token: 2^40
+REACH = 28.0  # tokens this far below the best weigh nothing: ln(2^40) is 27.7
 UNIFORM_BITS = 24  # of the random number
 SHARE_BITS = 30  # top_p is a whole number of 2^-30
 LOG2_E = round(math.log2(math.e) * 2**30)
@@ -48,16 +48,16 @@ def log_min_p(min_p: float) -> float:
     return math.log(min_p) if min_p > 0.0 else -math.inf
 
 
-def draw_sorted(
-    scores: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token that falls to `uniform`, after top-k (0 = off, ties with the last one stay), top-p and min-p.
+def draw_ranked(
+    values: torch.Tensor, ids: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, min_p: torch.Tensor, uniform: torch.Tensor
+) -> torch.Tensor:
+    """The id, int64 [1], that falls to `uniform` after top-k (0 = off, ties with the last one stay), top-p and min-p.
 
-    scores float32 [V]: logits over temperature, -inf where forbidden, no NaN. The rest are tensors of one element:
-    top_k int64, top_p int64 (`share_of_top_p`), min_p float32 (`log_min_p`), uniform int64 of 24 random bits.
-    Returns (id int64 [1], best score float32 [1]); best is infinite where there is nothing to draw, and the id then means nothing.
+    values float32 [N]: logits over temperature, best first, no NaN; ids int64 [N], ascending among equal values. Tokens
+    that weigh nothing (see REACH) or are no part of the top-k may be left out. The rest are tensors of one element:
+    top_k int64, top_p int64 (`share_of_top_p`), min_p float32 (`log_min_p`), uniform int64 of UNIFORM_BITS random bits.
+    Where the best value is infinite there is nothing to draw, and the id means nothing.
     """
-    values, ids = scores.sort(descending=True, stable=True)
     count = values.shape[0]
     last = top_k.masked_fill(top_k <= 0, count).clamp(max=count) - 1
     below = (values - values[:1]).nan_to_num(nan=LOWEST, neginf=LOWEST)
@@ -68,25 +68,4 @@ def draw_sorted(
     weights = weights * ((before < limit) & (below >= min_p))
     target = share(weights.sum(), uniform, UNIFORM_BITS)
     index = (weights.cumsum(0) <= target).sum(0, keepdim=True).clamp(max=count - 1)
-    return ids.gather(0, index), values[:1]
-
-
-class PortableSampler(Sampler):
-    """`sampling.Sampler` that draws with `draw_sorted`: the reference of the device's sampler.
-
-    Differs from its base where the base's float sums round across a border (a chance of about 1e-6 a token), and in
-    refusing every NaN, where the base lets top-k drop some.
-    """
-
-    def draw(self, logits: torch.Tensor) -> int:
-        params = self.params
-        logits[self.real_tokens :] = -torch.inf
-        self._penalise(logits)
-        greedy = params.temperature < GREEDY_BELOW
-        uniform = 0 if greedy else int(philox_uniform(params.seed, self._step) * 2**UNIFORM_BITS)
-        settings = (1 if greedy else params.top_k, share_of_top_p(params.top_p), uniform)
-        top_k, top_p, drawn = (torch.tensor([value], device=logits.device) for value in settings)
-        min_p = torch.tensor([log_min_p(params.min_p)], dtype=torch.float32, device=logits.device)
-        token, best = draw_sorted(logits if greedy else logits / params.temperature, top_k, top_p, min_p, drawn)
-        self._check(best)
-        return int(token)
+    return ids.gather(0, index)
