@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Callable, Iterator, Protocol, Sequence
 
 import torch
 
 from ..config import ModelConfig
 from ..errors import PromptError
 from ..image import ImageFeatures
+from ..model.attention import KeyValueStore
+from ..model.deltanet import DeltaNetState
 from ..model.positions import ImagePlace, mrope_positions
-from ..model.text import TextModel
 from .cache import SequenceState
 
 PREFILL_CHUNK = 2048  # tokens; bounds the activations of a long prompt
+
+
+class ForwardModel(Protocol):
+    """What prefill needs of a model: `TextModel`, or a faster one with the same face."""
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> [T, D]."""
+
+    def forward(self, x: torch.Tensor, positions: torch.Tensor, states: Sequence[KeyValueStore | DeltaNetState]) -> torch.Tensor:
+        """x [T, D] at positions int64 [3, T] -> hidden [T, D] after the final norm; advances `states` by T tokens."""
 
 
 def locate_images(token_ids: Sequence[int], images: Sequence[ImageFeatures], image_token_id: int) -> list[ImagePlace]:
@@ -23,29 +35,37 @@ def locate_images(token_ids: Sequence[int], images: Sequence[ImageFeatures], ima
     A different number of tokens than features is a `PromptError`.
     """
     places: list[ImagePlace] = []
-    at, total = 0, len(token_ids)
+    found = remaining = token_ids.count(image_token_id)
+    at = 0
     for number, image in enumerate(images, start=1):
-        while at < total and token_ids[at] != image_token_id:
-            at += 1
+        if remaining:
+            at = token_ids.index(image_token_id, at)
         end = at + image.n_tokens
-        if end > total or any(token != image_token_id for token in token_ids[at:end]):
-            found = sum(token == image_token_id for token in token_ids)
+        if token_ids[at:end].count(image_token_id) != image.n_tokens:
             expected = sum(i.n_tokens for i in images)
             raise PromptError(f"Picture {number} needs {image.n_tokens} image tokens in a row; the sequence has {found} image tokens for {expected} features.")
         places.append(ImagePlace(at, *image.grid))
-        at = end
-    if any(token == image_token_id for token in token_ids[at:]):
+        at, remaining = end, remaining - image.n_tokens
+    if remaining:
         raise PromptError(f"The sequence has more image tokens than its {len(images)} pictures have features.")
     return places
 
 
+def chunk_borders(total: int, cuts: Sequence[int], chunk_size: int) -> list[int]:
+    """Where the chunks of `total` tokens begin and end, ascending from 0: at every cut, and every `chunk_size` after one."""
+    edges = sorted({0, total, *(cut for cut in cuts if 0 < cut < total)})
+    return [border for first, last in pairwise(edges) for border in range(first, last, chunk_size)] + [total]
+
+
 def forward_chunks(
-    model: TextModel,
+    model: ForwardModel,
     config: ModelConfig,
     state: SequenceState,
     token_ids: Sequence[int],
     images: Sequence[ImageFeatures] | None = None,
     *,
+    start: int = 0,
+    cuts: Sequence[int] | None = None,
     chunk_size: int = PREFILL_CHUNK,
     before_chunk: Callable[[], None] = lambda: None,
 ) -> Iterator[torch.Tensor]:
@@ -53,21 +73,41 @@ def forward_chunks(
 
     `images` holds one entry an occurrence, in order, and their image tokens are checked; with None such a token is a
     token like any other, as when a model writes one by itself. `before_chunk` is called ahead of every chunk and may raise to stop.
+
+    `start`: so many of `token_ids` are in `state` already; it must be a border of chunks. No chunk goes over one of `cuts`. Where
+    chunks begin decides the last bits of the result, so a sequence that shall go on bit by bit from a kept state has
+    been cut, and settled in its buffers, at the same places: with `cuts`, even an empty list, that happens at each of
+    them and at the end.
     """
-    device = model.embedding.device
+    total, device = len(token_ids), state.device
     places = [] if images is None else locate_images(token_ids, images, config.image_token_id)
-    positions, next_position = mrope_positions(len(token_ids), places)
-    positions = (positions + state.next_position).to(device)
-    ids = torch.tensor(token_ids, dtype=torch.int64, device=device)
-    for start in range(0, len(token_ids), chunk_size):
+    borders = chunk_borders(total, cuts or (), chunk_size)
+    if start not in borders or start > state.length:
+        raise ValueError(f"start: found {start}, expected one of the borders of chunks, {borders}, up to the {state.length} tokens of the state.")
+    settled = () if cuts is None else {*cuts, total}
+    origin = state.next_position - _position_behind(start, places)
+    positions, _ = mrope_positions(total, places)
+    positions = (positions[:, start:] + origin).to(device)
+    ids = torch.tensor(token_ids[start:], dtype=torch.int64, device=device)
+    for first, stop in pairwise(borders[borders.index(start) :]):
         before_chunk()
-        stop = min(start + chunk_size, len(token_ids))
-        x = model.embed(ids[start:stop])
+        x = model.embed(ids[first - start : stop - start])
         for place, image in zip(places, images or ()):
-            first, last = max(place.start, start), min(place.start + place.length, stop)
-            if first < last:
-                x[first - start : last - start] = image.features[first - place.start : last - place.start].to(x)
-        hidden = model.forward(x, positions[:, start:stop], state.layers)
-        state.length += stop - start
+            begin, end = max(place.start, first), min(place.start + place.length, stop)
+            if begin < end:
+                x[begin - first : end - first] = image.features[begin - place.start : end - place.start].to(x)
+        hidden = model.forward(x, positions[:, first - start : stop - start], state.layers)
+        state.length += stop - first
+        state.next_position = origin + _position_behind(stop, places)
+        if stop in settled:
+            state.settle()
         yield hidden
-    state.next_position += next_position
+
+
+def _position_behind(length: int, places: Sequence[ImagePlace]) -> int:
+    """Position of the text that follows the first `length` tokens; inside a picture, of the text behind it."""
+    position = length
+    for place in places:
+        if place.start < length:
+            position += max(place.rows, place.columns) - min(place.length, length - place.start)
+    return position
