@@ -11,80 +11,52 @@ from typing import Any, Callable, Sequence
 
 import torch
 
-from .chat import ChatTemplate, Rendered, render_chat
-from .checkpoint.index import CheckpointIndex
-from .checkpoint.plan import build_plan
-from .checkpoint.reader import load_weights
-from .config import ModelConfig, VisionConfig
-from .errors import CheckpointError, ConfigError, GrammarError, ImageError, MemoryBudgetError, NotLoadedError, PromptError
+from .chat import Rendered, render_chat
+from .errors import CheckpointError, GrammarError, ImageError, MemoryBudgetError, NotLoadedError, PromptError
 from .grammar import GrammarCompiler, Matcher
-from .image import ImageFeatures, ImageProcessorConfig, PreparedImage, prepare_picture, to_patches, to_pictures
-from .model.moe import dense_elements_at_once
+from .image import ImageFeatures, PreparedImage, prepare_picture, to_patches, to_pictures
 from .model.text import TextModel
 from .model.vision import VisionModel
+from .options import EXPERT_FORMATS, EngineOptions
+from .parts import EngineParts, parts_of_folder
 from .prompt import Prompt
 from .runtime.answer import Answer, TokenEvent
-from .runtime.cache import SequenceState, sequence_bytes
+from .runtime.cache import SequenceState
 from .runtime.forward import PREFILL_CHUNK, forward_chunks
 from .runtime.generation import Generation
+from .runtime.runner import Runner, working_bytes
 from .runtime.threads import suitable_threads
 from .sampling import SamplingParams
-from .tokenizer import Tokenizer
+
+__all__ = ["EXPERT_FORMATS", "Engine"]
 
 log = logging.getLogger(__name__)
 
-EXPERT_FORMATS = ("stored",)
 # FP8 weights are multiplied out once at load on a CPU, where each product would otherwise repeat it, if that stays small.
 CPU_DEQUANTIZE_BELOW = 4 * 1024**3
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 class Engine:
     """A checkpoint with its tokenizer and template; its weights come and go with `load_weights` / `unload_weights`.
 
-    Make one with `Engine.load` (ready to use) or `Engine.open` (nothing on the device yet). Calls are serialised by a
-    lock; results never depend on torch's global generators.
+    Make one with `Engine.load` (ready to use), `Engine.open` or `Engine.from_parts` (nothing on the device yet). Calls are
+    serialised by a lock; results never depend on torch's global generators.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype | str | None = None,
-        expert_format: str = "stored",
-        vram_budget: int | None = None,
-        context: int = 8192,
-    ) -> None:
-        """See `Engine.open`, which is the name to use."""
-        if expert_format not in EXPERT_FORMATS:
-            raise ConfigError(f"expert_format: found {expert_format!r}, expected one of {', '.join(EXPERT_FORMATS)}.")
-        self.folder = Path(folder)
-        self.name = self.folder.name or self.folder.resolve().name
-        self.device = _device(device)
-        self.dtype = _compute_dtype(dtype, self.device)
-        self.config = ModelConfig.from_folder(self.folder)
-        if not isinstance(context, int) or isinstance(context, bool) or context < 1:
-            raise PromptError(f"context: found {context!r}, expected a positive number of tokens.")
-        self.context = min(context, self.config.text.max_position_embeddings)
-        self._plan = build_plan(CheckpointIndex.open(self.folder), self.config)
-        self.tokenizer = Tokenizer.from_folder(self.folder)
-        if min(self.config.eos_token_ids) >= self.tokenizer.size:
-            raise CheckpointError(
-                f"{self.folder}: no end token {list(self.config.eos_token_ids)} is among the {self.tokenizer.size} tokens of tokenizer.json, "
-                "so no answer would end. tokenizer.json of another model, or without its added tokens? Restore the published file."
-            )
-        self._template = ChatTemplate.from_folder(self.folder)
-        self._processor = _processor_of(self.folder, self.config.vision)
+    def __init__(self, parts: EngineParts, options: EngineOptions) -> None:
+        """See `Engine.open` and `Engine.from_parts`, which are the names to use."""
+        self.parts = parts
+        self.name, self.config, self.tokenizer = parts.name, parts.config, parts.tokenizer
+        self.device, self.dtype, self.vram_budget = options.device, options.dtype, options.vram_budget
+        self.context = min(options.context, self.config.text.max_position_embeddings)
         self._grammars = GrammarCompiler(self.tokenizer, self.config.text.vocab_size, self.config.eos_token_ids)
-        self._dequantize = self.device.type == "cpu" and self._plan.device_bytes(self.dtype, True) < CPU_DEQUANTIZE_BELOW
-        self.weight_bytes = self._plan.device_bytes(self.dtype, self._dequantize)
+        self._dequantize = self.device.type == "cpu" and parts.weights.device_bytes(self.dtype, True) < CPU_DEQUANTIZE_BELOW
+        self.weight_bytes = parts.weights.device_bytes(self.dtype, self._dequantize)
         self._weights: dict[str, Any] = {}
         self._text: TextModel | None = None
         self._vision: VisionModel | None = None
-        self._state: SequenceState | None = None
+        self._runner: Runner | None = None
         self._lock = threading.RLock()
-        self.vram_budget = vram_budget
         self._check_budget(self.working_bytes(1))
 
     @classmethod
@@ -94,9 +66,15 @@ class Engine:
         device: "cpu" or "cuda:N". dtype: compute type, by default bfloat16 on a GPU and float32 on a CPU (a torch dtype
         or its name). expert_format: "stored". vram_budget: bytes the engine may hold on the device, None for no cap of
         its own. context: most tokens of prompt plus answer.
-        Raises `ConfigError`, `CheckpointError`, `MemoryBudgetError`.
+        Raises `ConfigError`, `CheckpointError`, `PromptError`, `MemoryBudgetError`.
         """
-        return cls(folder, device, **options)
+        checked = EngineOptions.checked(device, **options)
+        return cls(parts_of_folder(folder), checked)
+
+    @classmethod
+    def from_parts(cls, parts: EngineParts, device: str | torch.device = "cpu", **options: Any) -> "Engine":
+        """An engine of these parts, wherever they come from; options and errors as in `open`, nothing is loaded yet."""
+        return cls(parts, EngineOptions.checked(device, **options))
 
     @classmethod
     def load(cls, folder: str | Path, device: str | torch.device = "cpu", **options: Any) -> "Engine":
@@ -114,7 +92,7 @@ class Engine:
     @property
     def has_vision(self) -> bool:
         """Whether the checkpoint can see: a text-only export cannot."""
-        return self.config.vision is not None and self._plan.has_vision
+        return self.config.vision is not None and self.parts.weights.has_vision
 
     @property
     def loaded_bytes(self) -> int:
@@ -132,11 +110,11 @@ class Engine:
                 return
             began = time.perf_counter()
             try:
-                self._weights = load_weights(
-                    self._plan, self.device, self.dtype, dequantize=self._dequantize, progress=progress, cancel=cancel
-                )
+                self._weights = self.parts.weights.load(self.device, self.dtype, self._dequantize, progress, cancel)
                 vision = VisionModel(self.config.vision, self._weights) if self.has_vision else None
-                self._text, self._vision = TextModel(self.config.text, self._weights), vision
+                text = TextModel(self.config.text, self._weights)
+                self._runner = Runner(text, self.config, self.tokenizer.size, self.context)
+                self._text, self._vision = text, vision
             except BaseException:
                 self.unload_weights()
                 raise
@@ -145,29 +123,42 @@ class Engine:
     def unload_weights(self) -> None:
         """Give back everything on the device. Never raises; `load_weights` brings it back."""
         with self._lock:
-            self._text = self._vision = self._state = None
+            self._text = self._vision = self._runner = None
             self._weights = {}
             if self.device.type == "cuda" and torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
 
     close = unload_weights
 
+    def release_caches(self) -> int:
+        """Give back everything on the device but the weights: kept prompts, buffers, graphs. Returns the bytes.
+
+        The next answer makes again what it needs. Never raises.
+        """
+        with self._lock:
+            freed = self._runner.release() if self._runner is not None else 0
+            if freed and self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            return freed
+
     def memory(self) -> dict[str, int]:
-        """Bytes held now: weights on the device, state of the running sequence, their sum, and the size when loaded."""
-        sequence = self._state.nbytes if self._state is not None else 0
-        weights = self.loaded_bytes
-        return {"weights": weights, "sequence": sequence, "total": weights + sequence, "weights_when_loaded": self.weight_bytes}
+        """Bytes held now: weights on the device; sequence (of the running answer, or set aside for the next one), decode
+        (buffers of the decode step) and prefixes (kept beginnings of prompts); their total; and the size when loaded."""
+        runner = self._runner
+        held = {"weights": self.loaded_bytes, **(runner.nbytes() if runner is not None else {"sequence": 0, "decode": 0, "prefixes": 0})}
+        return {**held, "total": sum(held.values()), "weights_when_loaded": self.weight_bytes}
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes on the device that `release_caches` would give back."""
+        return sum(self._runner.nbytes().values()) if self._runner is not None else 0
 
     def working_bytes(self, tokens: int) -> int:
-        """Estimate of what a run over `tokens` tokens (prompt and answer) needs beside the weights."""
-        text = self.config.text
+        """Estimate of what a run over `tokens` tokens (prompt and answer) needs beside the weights, `cached_bytes` included."""
         tokens = min(tokens, self.context)
-        chunk = min(tokens, PREFILL_CHUNK)
-        # Widest activations of a prefill chunk: about ten float32 operands of a DeltaNet layer.
-        activations = chunk * (10 * 4 * text.conv_dim + 8 * self.dtype.itemsize * text.hidden_size)
-        # A group of experts made dense: three matrices, one of them also as float32 while it is multiplied out.
-        experts = dense_elements_at_once(text) * (3 * self.dtype.itemsize + 8)
-        return sequence_bytes(text, tokens, self.dtype) + activations + experts + 8 * text.vocab_size
+        if self._runner is not None:
+            return self._runner.working_bytes(tokens)
+        return working_bytes(self.config.text, self.dtype, tokens)
 
     # Asking
 
@@ -180,24 +171,24 @@ class Engine:
         if not self.has_vision:
             raise ImageError(f"{self.name}: this checkpoint has no vision part. Use the full (image-text) repository, or a prompt without pictures.")
         pictures = to_pictures(rgb)
-        return [self._encode(prepare_picture(picture, self._processor, size, fit)) for picture in pictures]
+        return [self._encode(prepare_picture(picture, self.parts.processor, size, fit)) for picture in pictures]
 
     @torch.no_grad()
     def _encode(self, prepared: PreparedImage) -> ImageFeatures:
         with self._lock:
             self._require_loaded()
             with suitable_threads(self.device, self.config.vision.hidden_size):
-                features = self._vision.encode(to_patches(prepared, self._processor), prepared.grid)
+                features = self._vision.encode(to_patches(prepared, self.parts.processor), prepared.grid)
         return ImageFeatures(features=features.cpu(), grid=prepared.grid, picture=prepared.pixels, source=self._source)
 
     @property
     def _source(self) -> str:
-        return f"{self.folder.resolve()}|{self.dtype}"
+        return f"{self.parts.identity}|{self.dtype}"
 
     def render(self, prompt: Prompt, thinking: bool = False) -> Rendered:
         """The prompt as the model will see it: `.text` from the checkpoint's template, `.token_ids` with image tokens expanded."""
         counts = [image.n_tokens for image in prompt.images]
-        return render_chat(prompt, self._template, self.tokenizer, self.config, counts, thinking)
+        return render_chat(prompt, self.parts.template, self.tokenizer, self.config, counts, thinking)
 
     @torch.no_grad()
     def generate(
@@ -234,16 +225,25 @@ class Engine:
                 sampling = replace(sampling, thinking_budget=0)
             placed = [prompt.images[span.image_index] for span in rendered.image_spans]
             self._check_budget(self.working_bytes(len(rendered.token_ids) + sampling.max_new_tokens))
-            self._state = self._new_state()
-            try:
-                generation = Generation(
-                    self._text, self.config, self.tokenizer, self._state, sampling,
-                    thinking=rendered.opens_thinking, matcher=matcher, on_token=on_token, cancel=cancel,
+            return self._write(rendered.token_ids, placed, sampling, thinking=rendered.opens_thinking, matcher=matcher, on_token=on_token, cancel=cancel)
+
+    def _write(self, token_ids: list[int], images: Sequence[ImageFeatures], sampling: SamplingParams, **options: Any) -> Answer:
+        """The answer to a prompt as token ids (`images` one entry an occurrence); options as in `Generation`."""
+        room = self.context - len(token_ids)
+        if room < 1:
+            raise PromptError(
+                f"The prompt has {len(token_ids)} tokens, the context only {self.context}. Raise `context` on Load A3B Model, shorten the text, or encode pictures smaller."
+            )
+        generation = Generation(self.config, self.tokenizer, sampling, room=room, **options)
+        tokens = len(token_ids) + min(room, sampling.max_new_tokens)
+        try:
+            with suitable_threads(self.device, self.config.text.hidden_size):
+                return generation.run(
+                    len(token_ids), sum(image.n_tokens for image in images),
+                    lambda poll: self._runner.start(token_ids, images, sampling, tokens, poll),
                 )  # fmt: skip
-                with suitable_threads(self.device, self.config.text.hidden_size):
-                    return generation.run(rendered.token_ids, placed)
-            finally:
-                self._state = None
+        finally:
+            self._runner.finish()
 
     @torch.no_grad()
     def logits(
@@ -271,7 +271,7 @@ class Engine:
         """Features of this engine; pictures that another checkpoint encoded are encoded again from their pixels."""
         if images and not self.has_vision:
             raise PromptError(f"{self.name}: this checkpoint has no vision part, but the prompt has {len(images)} pictures.")
-        factor = self._processor.factor
+        factor = self.parts.processor.factor
         own = []
         for image in images:
             if not isinstance(image, ImageFeatures):
@@ -304,46 +304,3 @@ class Engine:
                 f"{self.name} needs {needed / 1e9:.1f} GB ({self.weight_bytes / 1e9:.1f} GB of weights and {working / 1e9:.1f} GB for this context), "
                 f"the budget is {self.vram_budget / 1e9:.1f} GB. Raise vram_gb (0 lets ComfyUI decide), lower context, or use a smaller checkpoint."
             )
-
-
-def _device(device: str | torch.device) -> torch.device:
-    """The device by name; one that this machine does not have is refused before anything is read."""
-    try:
-        found = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device: found {device!r}, expected 'cpu' or 'cuda:0', 'cuda:1', ...") from error
-    if found.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (found.index or 0) >= count:
-            raise ConfigError(f"device: found {device!r}, but torch sees {count} CUDA devices here. Choose another one, or 'cpu'.")
-    elif found.type != "cpu":
-        try:
-            torch.zeros(1, device=found).cpu()
-        except Exception as error:  # each backend has its own way to be absent
-            raise ConfigError(f"device: found {device!r}, which does not work here. Choose 'cpu' or 'cuda:0', 'cuda:1', ...") from error
-    return found
-
-
-def _processor_of(folder: Path, vision: VisionConfig | None) -> ImageProcessorConfig:
-    """The picture processor of a checkpoint; its patches must be those that the vision tower reads."""
-    processor = ImageProcessorConfig.from_folder(folder)
-    if vision is None:
-        return processor
-    sizes = {"patch_size": vision.patch_size, "temporal_patch_size": vision.temporal_patch_size, "merge_size": vision.spatial_merge_size}
-    path = folder / "preprocessor_config.json"
-    if not path.is_file():
-        return replace(processor, **sizes)
-    for name, size in sizes.items():
-        if getattr(processor, name) != size:
-            raise CheckpointError(f"{path}: {name} is {getattr(processor, name)}, config.json asks for {size}. Restore the published file.")
-    return processor
-
-
-def _compute_dtype(dtype: torch.dtype | str | None, device: torch.device) -> torch.dtype:
-    if dtype is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if isinstance(dtype, str):
-        dtype = DTYPES.get(dtype, dtype)
-    if dtype not in DTYPES.values():
-        raise ConfigError(f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}.")
-    return dtype

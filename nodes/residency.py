@@ -115,7 +115,8 @@ def ensure_loaded(handle: ModelHandle, working_bytes: int) -> Engine:
         patcher = _residents[handle].patcher
         if management.DISABLE_SMART_MEMORY:
             _warn_no_smart_memory()
-        options = {"memory_required": working_bytes}
+        # What earlier runs left on the device is used again: no other model has to leave for it.
+        options = {"memory_required": max(0, working_bytes - engine.cached_bytes)}
         if "force_full_load" in inspect.signature(management.load_models_gpu).parameters:
             options["force_full_load"] = True
         management.load_models_gpu([patcher], **options)
@@ -230,7 +231,13 @@ class CurrentHost(EnginePatcher):
         return self.load_weights(extra_memory)
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
-        return 0  # legal: ComfyUI answers with detach(True)
+        """Buffers, graphs and kept prompts go first. Less than was asked for makes ComfyUI go on to detach(True)."""
+        try:
+            with LOCK:
+                return self.resident.engine.release_caches()
+        except Exception:  # this too runs in the middle of out-of-memory handling
+            log.exception("A3B: giving back the caches of %s failed", self.resident.handle.path)
+            return 0
 
     def detach(self, unpatch_all: bool = True):
         # False comes with every load of an already loaded model and from __del__: weights must stay.

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
-from typing import Callable
+from typing import Callable, Sequence
 
 import torch
 
@@ -91,6 +91,11 @@ def usable(kernel: str, device: torch.device | str) -> bool:
                 logger.warning("kernel %s is not used on %s: %s; the plain path is used", kernel, where.device, problem)
             _verdicts[key] = not problem
         return _verdicts[key]
+
+
+def all_usable(kernels: Sequence[str], device: torch.device | str) -> bool:
+    """`usable` of several, each asked, so that every one that fails gets its log line."""
+    return all([usable(kernel, device) for kernel in kernels])
 
 
 def _run_self_test(kernel: str, where: Target) -> str:

@@ -20,12 +20,14 @@ class TokenEvent:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts. image_tokens are part of prompt_tokens, thinking_tokens of completion_tokens."""
+    """Token counts. image_tokens and kept_tokens (left by an earlier run, not computed again) are part of prompt_tokens,
+    thinking_tokens of completion_tokens."""
 
     prompt_tokens: int
     image_tokens: int
     completion_tokens: int
     thinking_tokens: int
+    kept_tokens: int = 0
 
 
 @dataclass(frozen=True)

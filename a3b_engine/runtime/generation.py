@@ -1,23 +1,21 @@
-"""The decode loop: prefill, then draw or force tokens until something ends the answer."""
+"""The decode loop: run the prompt, then draw or force tokens until something ends the answer."""
 
 from __future__ import annotations
 
 import time
 from typing import Callable, Sequence
 
-import torch
-
 from ..config import ModelConfig
-from ..errors import PromptError
-from ..grammar import Matcher, apply_bitmask
-from ..image import ImageFeatures
-from ..model.text import TextModel
-from ..sampling import Sampler, SamplingParams
+from ..grammar import Matcher
+from ..sampling import SamplingParams
 from ..tokenizer import Tokenizer
 from .answer import Answer, FinishReason, Timings, TokenEvent, Usage
-from .cache import SequenceState
-from .forward import forward_chunks
+from .steps import Steps
 from .transcript import THINK_CLOSE, Transcript
+
+Poll = Callable[[], None]
+# Runs a prompt and gives the steps of its answer, and how many prompt tokens an earlier run had left behind.
+RunPrompt = Callable[[Poll], tuple[Steps, int]]
 
 BETWEEN = "\n\n"  # what the published template puts behind a closed thinking block
 
@@ -31,20 +29,21 @@ class Generation:
 
     def __init__(
         self,
-        model: TextModel,
         config: ModelConfig,
         tokenizer: Tokenizer,
-        state: SequenceState,
         sampling: SamplingParams,
         *,
+        room: int,
         thinking: bool,
         matcher: Matcher | None = None,
         on_token: Callable[[TokenEvent], None] | None = None,
         cancel: Callable[[], bool] | None = None,
     ) -> None:
-        self._model, self._config, self._tokenizer, self._state = model, config, tokenizer, state
+        """room: tokens that fit behind the prompt. thinking: the answer begins inside a thinking block."""
+        self._config, self._tokenizer = config, tokenizer
         self._sampling, self._matcher = sampling, matcher
         self._on_token, self._cancel = on_token, cancel
+        self._limit = min(sampling.max_new_tokens, room)
         self._transcript = Transcript(thinking, sampling.stop)
         self._decoder = tokenizer.stream()
         self._count = self._thinking_count = 0
@@ -52,28 +51,21 @@ class Generation:
         self._answer_opened = not thinking  # a grammar begins only after the closed block and the blank line behind it
         self._finish: FinishReason | None = None
 
-    def run(self, prompt_ids: Sequence[int], images: Sequence[ImageFeatures]) -> Answer:
-        """Write the answer to `prompt_ids` (image tokens expanded; `images` in their order)."""
-        limit = self._state.limit
-        if len(prompt_ids) >= limit:
-            raise PromptError(
-                f"The prompt has {len(prompt_ids)} tokens, the context only {limit}. Raise `context` on Load A3B Model, shorten the text, or encode pictures smaller."
-            )
-        self._limit = min(self._sampling.max_new_tokens, limit - len(prompt_ids))
-        vocab, device = self._config.text.vocab_size, self._model.embedding.device
-        self._sampler = Sampler(self._sampling, vocab, self._tokenizer.size, list(prompt_ids), device)
+    def run(self, prompt_tokens: int, image_tokens: int, run_prompt: RunPrompt) -> Answer:
+        """Write the answer to a prompt of that many tokens."""
         began = time.perf_counter()
         first = prefilled = None
+        kept = 0
         try:
-            hidden = self._forward(prompt_ids, images)
+            steps, kept = run_prompt(self._poll)
             prefilled = time.perf_counter()
             while self._finish is None:
                 self._poll()
-                tokens = self._next_tokens(hidden)
+                tokens = self._next_tokens(steps)
                 self._emit(tokens)
                 first = first or time.perf_counter()
                 if self._finish is None:
-                    hidden = self._forward(tokens)
+                    steps.feed(tokens)
         except Cancelled:
             self._finish = "cancelled"
         self._settle()
@@ -84,25 +76,18 @@ class Generation:
             text=self._transcript.text,
             thinking=self._transcript.thinking,
             finish_reason=self._finish,
-            usage=Usage(len(prompt_ids), sum(i.n_tokens for i in images), self._count, self._thinking_count),
+            usage=Usage(prompt_tokens, image_tokens, self._count, self._thinking_count, kept),
             timings=Timings(prefilled - began, decode, first - began, (self._count - 1) / decode if decode > 0 and self._count > 1 else 0.0),
             seed=self._sampling.seed,
             ended_thinking=not self._transcript.in_thinking,
             limited_by_context=self._limit < self._sampling.max_new_tokens,
         )
 
-    def _forward(self, tokens: Sequence[int], images: Sequence[ImageFeatures] | None = None) -> torch.Tensor:
-        """Advance the state; returns the last hidden row [1, D]."""
-        last = None
-        for hidden in forward_chunks(self._model, self._config, self._state, tokens, images, before_chunk=self._poll):
-            last = hidden[-1:]
-        return last
-
     def _poll(self) -> None:
         if self._cancel is not None and self._cancel():
             raise Cancelled
 
-    def _next_tokens(self, hidden: torch.Tensor) -> list[int]:
+    def _next_tokens(self, steps: Steps) -> list[int]:
         """The tokens that come next: one drawn, or all that are forced."""
         if self._transcript.in_thinking:
             budget = self._sampling.thinking_budget
@@ -117,11 +102,9 @@ class Generation:
                 for token in forced:
                     self._matcher.accept(token)
                 return forced
-        logits = self._model.logits(hidden)[0]
         grammar = self._matcher if not self._transcript.in_thinking else None
-        if grammar is not None:
-            apply_bitmask(logits, grammar.bitmask())
-        token = self._sampler.draw(logits)
+        # Inside thinking an end is not fed: the block is closed instead.
+        token = steps.draw(grammar.bitmask() if grammar is not None else None, sure=not self._transcript.in_thinking)
         if self._transcript.in_thinking and token in self._config.eos_token_ids:
             return self._close_thinking()  # an end there would leave no answer at all
         if grammar is not None:
@@ -139,7 +122,6 @@ class Generation:
             if token in self._config.eos_token_ids:
                 self._finish = "stop"
                 return
-            self._sampler.record(token)
             self._count += 1
             self._thinking_count += self._transcript.in_thinking
             self._report(self._transcript.push(self._decoder.push(token)))

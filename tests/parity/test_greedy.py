@@ -42,12 +42,14 @@ class Recorder:
 @torch.inference_mode()
 def greedy(engine, ids: list[int], images: list | None, steps: int) -> tuple[list[int], str]:
     """Tokens of the engine's decode loop and why it ended."""
-    from a3b_engine.runtime.generation import Generation
     from a3b_engine.sampling import SamplingParams
 
-    recorder = Recorder(engine.tokenizer)
-    answer = Generation(engine._text, engine.config, recorder, engine._new_state(),
-                        SamplingParams(max_new_tokens=steps, temperature=0.0), thinking=False).run(ids, images or [])
+    tokenizer, recorder = engine.tokenizer, Recorder(engine.tokenizer)
+    engine.tokenizer = recorder
+    try:
+        answer = engine._write(ids, images or [], SamplingParams(max_new_tokens=steps, temperature=0.0), thinking=False)
+    finally:
+        engine.tokenizer = tokenizer
     assert answer.usage.completion_tokens == len(recorder.ids)
     return recorder.ids, answer.finish_reason
 

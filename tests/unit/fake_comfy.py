@@ -135,6 +135,7 @@ class FakeEngine:
     """An engine that writes `script` (pairs of text and thinking flag), one entry a token."""
 
     weight_bytes = 5 * 10**9
+    cached_bytes = 0
     script = (("Hel", False), ("lo", False))
     before_token = staticmethod(lambda index: None)
 
@@ -158,6 +159,10 @@ class FakeEngine:
         self.is_loaded = False
 
     close = unload_weights
+
+    def release_caches(self):
+        freed, self.cached_bytes = self.cached_bytes, 0
+        return freed
 
     def working_bytes(self, tokens):
         return tokens * 1000

@@ -1,0 +1,194 @@
+"""One token through all layers by kernels, in buffers that never move: launched one by one, or captured as one CUDA graph.
+
+A layer is five launches: projections with the input norm inside; attention or DeltaNet; output projection onto the
+residual stream; router; experts (two) onto the residual stream. The stream is float32 throughout. Everything a launch
+needs is settled when the step is made; the token, the length of the sequence and its rotary position are read on the
+device, so that a captured step is replayed for every token.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+import torch
+
+from ..checkpoint.scaled import ScaledWeight
+from ..kernels.attention_decode import AttentionScratch, attention_decode, plan_attention
+from ..kernels.begin_step import begin_step
+from ..kernels.deltanet_decode import DeltaNetScratch, deltanet_decode, plan_deltanet
+from ..kernels.dense_gemv import DenseGemv
+from ..kernels.fp8_gemv import Fp8Gemv
+from ..kernels.gemv import GemvPlan
+from ..kernels.moe_decode import ExpertsPlan
+from ..kernels.router import RouterPlan, router_of
+from ..kernels.support import Target, UnsupportedByKernel
+from ..model.attention import AttentionWeights
+from ..model.deltanet import DeltaNetWeights
+from ..model.linear import Weight
+from ..model.text import LayerWeights, TextModel
+from .cache import SequenceState
+
+# Whose self-tests speak for this module.
+KERNELS = ("begin_step", "fp8_gemv", "dense_gemv", "router", "moe_decode", "attention_decode", "deltanet_decode", "sampler")
+Launch = Callable[[], None]
+
+
+def trial_step(model: TextModel, where: Target) -> None:
+    """Plan a step for `model` and throw it away: `UnsupportedByKernel` for a model the kernels cannot take."""
+    state = SequenceState(model.config, 1, where.device, model.embedding.dtype, capacity=1)
+    DecodeStep(model, state, torch.zeros(1, dtype=torch.int64, device=where.device), where)
+
+
+class DecodeStep:
+    """The launches of one token over one `SequenceState` with fixed buffers.
+
+    token: int64 [1] on the device, read by every step. After a step `logits` float32 [vocab] belong to the token behind
+    it. Raises `UnsupportedByKernel` for a model the kernels cannot take.
+    """
+
+    def __init__(self, model: TextModel, state: SequenceState, token: torch.Tensor, where: Target) -> None:
+        config = model.config
+        self._model, self._state, self._where, self._token = model, state, where, token
+        device, dtype = where.device, model.embedding.dtype
+        self._attention_plan = plan_attention(config, dtype, where)
+        self._attention_scratch = AttentionScratch(config, self._attention_plan, device)
+        self._deltanet_plan = plan_deltanet(config, where)
+        self._deltanet_scratch = DeltaNetScratch(config, device)
+        self._length, self._position = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
+        self._stream = torch.zeros(config.hidden_size, dtype=torch.float32, device=device)
+        self._mixed = torch.zeros(max(config.linear_value_dim, config.num_attention_heads * config.head_dim), dtype=dtype, device=device)
+        deltanet_rows = config.conv_dim + config.linear_value_dim + 2 * config.linear_num_value_heads
+        attention_rows = 2 * config.head_dim * (config.num_attention_heads + config.num_key_value_heads)
+        self._projected = torch.zeros(max(deltanet_rows, attention_rows), dtype=dtype, device=device)
+        self.logits = torch.zeros(config.vocab_size, dtype=torch.float32, device=device)
+        ring = (len(config.linear_attention_layers), config.linear_conv_kernel_dim, config.conv_dim)
+        self._rings = torch.zeros(ring, dtype=dtype, device=device)
+        self._routers: list[RouterPlan] = []
+        self._launches: list[Launch] = [lambda: begin_step(token, model.embedding, self._stream, self._length, self._position)]
+        for index, layer in enumerate(model.layers):
+            self._launches += self._layer(index, layer)
+        head = _product([model.head], where, norm=model.norm.float(), eps=config.rms_norm_eps, pdl=where.pdl)
+        self._launches.append(lambda: head(self._stream, self.logits))
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    # Using it
+
+    def enter(self) -> None:
+        """Take over the sequence as prefill left it. Call before the first step and after every `leave`."""
+        state = self._state
+        kernel = self._rings.shape[1]
+        for back in range(1, kernel):
+            self._rings[:, (state.length - back) % kernel] = state.conv[:, :, kernel - 1 - back]
+        self._length.fill_(state.length - 1)  # a step begins by counting
+        self._position.fill_(state.next_position - 1)
+
+    def leave(self) -> None:
+        """Hand the sequence back for prefill to go on with it."""
+        kernel = self._rings.shape[1]
+        for back in range(1, kernel):
+            self._state.conv[:, :, kernel - 1 - back] = self._rings[:, (self._state.length - back) % kernel]
+
+    def launch(self) -> None:
+        """Queue one token on the current stream; nothing is waited for."""
+        if self._graph is not None:
+            self._graph.replay()
+        else:
+            self.launch_one_by_one()
+        self._state.advance(1)
+
+    def launch_one_by_one(self) -> None:
+        """The same kernels without a graph."""
+        for launch in self._launches:
+            launch()
+
+    def capture(self) -> None:
+        """Record the step as a graph. Runs a few throw-away tokens first: call before `enter`."""
+        for router in self._routers:
+            router.reset()
+        self._deltanet_scratch.arrived.zero_()
+        self._length.fill_(-1)
+        self._position.fill_(-1)
+        self._graph = captured(self.launch_one_by_one, self._where.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers beside the sequence's own."""
+        scratch = self._attention_scratch
+        tensors = (self._rings, self._projected, self._mixed, self._stream, self.logits, scratch.top, scratch.total, scratch.mixed)
+        return sum(tensor.nbytes for tensor in tensors)
+
+    # Making it
+
+    def _layer(self, index: int, layer: LayerWeights) -> list[Launch]:
+        config, where, stream = self._model.config, self._where, self._stream
+        # Kernels further on read the counters early: the launch behind the one that moves them must wait for its end.
+        first = dict(norm=layer.input_norm.float(), eps=config.rms_norm_eps, pdl=where.pdl and index > 0)
+        post = dict(norm=layer.post_norm.float(), eps=config.rms_norm_eps, pdl=where.pdl)
+        if isinstance(layer.mixer, AttentionWeights):
+            launches, out = self._attention(index, layer.mixer, first)
+        else:
+            launches, out = self._deltanet(index, layer.mixer, first)
+        router = router_of(layer.moe, config.num_experts_per_tok, where, **post)
+        experts = ExpertsPlan(layer.moe, config.num_experts_per_tok, where, **post)
+        self._routers.append(router)
+        mixed = self._mixed[: out.columns]
+        return launches + [
+            lambda: out(mixed, stream, stream),
+            lambda: router(stream),
+            lambda: experts(stream, router.ids, router.shares, stream, stream),
+        ]
+
+    def _attention(self, index: int, weights: AttentionWeights, options: dict) -> tuple[list[Launch], GemvPlan]:
+        config, where = self._model.config, self._where
+        project = _product([weights.q, weights.k, weights.v], where, **options)
+        out = _product([weights.o], where, pdl=where.pdl)
+        projected, mixed = self._projected[: project.rows], self._mixed[: out.columns]
+        q_norm, k_norm, cache = weights.q_norm, weights.k_norm, self._state.layers[index].buffer
+        return [
+            lambda: project(self._stream, projected),
+            lambda: attention_decode(
+                projected, q_norm, k_norm, cache, self._length, self._position, mixed,
+                self._attention_scratch, self._attention_plan, config, pdl=where.pdl,
+            ),
+        ], out  # fmt: skip
+
+    def _deltanet(self, index: int, weights: DeltaNetWeights, options: dict) -> tuple[list[Launch], GemvPlan]:
+        config, where = self._model.config, self._where
+        project = _product([weights.qkv, weights.z], where, tail=[weights.a, weights.b], **options)
+        out = _product([weights.out], where, pdl=where.pdl)
+        heads = config.linear_num_value_heads
+        parts = self._projected[: project.rows].split([config.conv_dim, config.linear_value_dim, heads, heads])
+        ring = self._rings[config.linear_attention_layers.index(index)]
+        recurrent, mixed = self._state.layers[index].recurrent, self._mixed[: out.columns]
+        return [
+            lambda: project(self._stream, self._projected[: project.rows]),
+            lambda: deltanet_decode(
+                *parts, weights.conv, weights.a_log, weights.dt_bias, weights.norm, ring, recurrent, self._length, mixed,
+                self._deltanet_scratch, self._deltanet_plan, config, pdl=where.pdl,
+            ),
+        ], out  # fmt: skip
+
+
+def captured(work: Launch, device: torch.device) -> torch.cuda.CUDAGraph:
+    """`work` as a graph, after a first run on a side stream that compiles what is not compiled yet."""
+    with torch.cuda.device(device):
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            work()
+        torch.cuda.current_stream().wait_stream(side)
+        side.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        # thread_local: whatever other threads of the process do on the card meanwhile is none of this capture's business.
+        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+            work()
+    return graph
+
+
+def _product(matrices: Sequence[Weight], where: Target, *, tail: Sequence[torch.Tensor] = (), **options) -> GemvPlan:
+    """The plan for matrices of one kind, with small dense ones behind them."""
+    if all(isinstance(matrix, ScaledWeight) for matrix in matrices):
+        return Fp8Gemv(matrices, where, tail=tail, **options)
+    if any(isinstance(matrix, ScaledWeight) for matrix in matrices):
+        raise UnsupportedByKernel("scaled and plain matrices in one layer's projections")
+    return DenseGemv([*matrices, *tail], where, **options)

@@ -1,0 +1,155 @@
+"""Runs prompts on one loaded model: by kernels where the device has them, else in plain PyTorch.
+
+What outlives an answer stands here: kept beginnings of prompts, and on a device with kernels the buffers and graphs of
+the decode step. All of it can be dropped between answers, and is made again when it is needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Callable, Sequence
+
+import torch
+
+from ..config import ModelConfig, TextConfig
+from ..image import ImageFeatures
+from ..kernels.support import Target, UnsupportedByKernel, all_usable, target
+from ..model.moe import dense_elements_at_once
+from ..model.text import TextModel
+from ..sampling import Sampler, SamplingParams
+from .cache import SequenceState, sequence_bytes, snapshot_bytes
+from .forward import PREFILL_CHUNK, ForwardModel
+from .prefix import PrefixStore, end_of_first_turn, prefill
+from .steps import PlainSteps, Steps
+
+if TYPE_CHECKING:
+    from .device_steps import DeviceBuffers
+
+log = logging.getLogger(__name__)
+
+SMALLEST_CAPACITY = 2048  # tokens; buffers come in powers of two, so that longer prompts seldom make them anew
+PREFIX_BYTES = 768 * 1024**2  # kept beginnings of prompts: two points of three prompts of 3,000 tokens in the 35B model
+
+
+class Runner:
+    """The model of one loaded engine at work; one answer at a time."""
+
+    def __init__(self, model: TextModel, config: ModelConfig, real_tokens: int, context: int) -> None:
+        """real_tokens: ids from here on are never drawn. context: most tokens of a prompt with its answer."""
+        self._model, self._config, self._real_tokens, self._context = model, config, real_tokens, context
+        self._device, self._dtype = model.embedding.device, model.embedding.dtype
+        self._prefixes = PrefixStore(PREFIX_BYTES)
+        self._buffers: DeviceBuffers | None = None
+        self._target = target(self._device)
+        self._forward: ForwardModel = model
+        self.decodes_by_kernels = False
+        if self._target is not None:
+            self._choose_kernels(self._target)
+        self._running: SequenceState | None = None
+
+    def start(
+        self, token_ids: Sequence[int], images: Sequence[ImageFeatures], sampling: SamplingParams, tokens: int, poll: Callable[[], None]
+    ) -> tuple[Steps, int]:
+        """Run a prompt (one entry of `images` an occurrence) for an answer that makes it `tokens` long at most.
+
+        Returns the steps of the answer, and how many tokens of the prompt an earlier one had left behind. `poll` is
+        called between chunks, now and later, and may raise. Call `finish` in any case.
+        """
+        state = self._state_for(tokens)
+        hidden, kept = prefill(
+            self._forward, self._config, state, self._prefixes, token_ids, images,
+            system_end=end_of_first_turn(token_ids, self._config.eos_token_ids), before_chunk=poll,
+        )  # fmt: skip
+        if self.decodes_by_kernels:
+            from .device_steps import DeviceSteps
+
+            return DeviceSteps(self._buffers, self._model, self._forward, self._config, sampling, token_ids, hidden, poll), kept
+        sampler = Sampler(sampling, self._config.text.vocab_size, self._real_tokens, list(token_ids), self._device)
+        return PlainSteps(self._forward, self._model.logits, self._config, state, sampler, hidden, poll), kept
+
+    def finish(self) -> None:
+        """The answer is over, however it ended."""
+        self._running = None
+
+    def release(self) -> int:
+        """Give back all that can be made again; returns the bytes."""
+        freed = sum(self.nbytes().values())
+        self._prefixes.clear()
+        self._buffers = self._running = None
+        return freed
+
+    def nbytes(self) -> dict[str, int]:
+        """Bytes on the device: `sequence` of the running answer or set aside for the next, `decode` for its steps,
+        `prefixes` kept of earlier prompts."""
+        buffers = self._buffers
+        if buffers is None:
+            return {"sequence": self._running.nbytes if self._running is not None else 0, "decode": 0, "prefixes": self._prefixes.nbytes}
+        return {"sequence": buffers.state.nbytes, "decode": buffers.nbytes - buffers.state.nbytes, "prefixes": self._prefixes.nbytes}
+
+    def working_bytes(self, tokens: int) -> int:
+        """Bytes beside the weights for a prompt with its answer of `tokens` tokens, what is held already included."""
+        return working_bytes(self._config.text, self._dtype, tokens, self._capacity(tokens) if self.decodes_by_kernels else None)
+
+    # Inside
+
+    def _capacity(self, tokens: int) -> int:
+        return min(self._context, max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length()))
+
+    def _state_for(self, tokens: int) -> SequenceState:
+        """Where a sequence of that many tokens can stand."""
+        if not self.decodes_by_kernels:
+            self._running = SequenceState(self._config.text, self._context, self._device, self._dtype)
+            return self._running
+        if self._buffers is None or self._buffers.capacity < tokens:
+            self._buffers = None  # the old ones go first: both may not fit
+            try:
+                self._buffers = self._new_buffers(tokens)
+            except torch.cuda.OutOfMemoryError:
+                # What is kept of earlier prompts goes first when memory is short.
+                self._prefixes.clear()
+                torch.cuda.empty_cache()
+                self._buffers = self._new_buffers(tokens)
+        return self._buffers.state
+
+    def _new_buffers(self, tokens: int) -> DeviceBuffers:
+        from .device_steps import DeviceBuffers
+
+        return DeviceBuffers(self._model, self._config, self._real_tokens, self._capacity(tokens), self._target)
+
+    @property
+    def prefills_by_kernels(self) -> bool:
+        return self._forward is not self._model
+
+    def _choose_kernels(self, where: Target) -> None:
+        """Take the kernels that work on this device and for this model. The first engine on a device runs their self-tests."""
+        from . import decode, prefill as fast
+
+        began = time.perf_counter()
+        try:
+            if all_usable(decode.KERNELS, where.device):
+                decode.trial_step(self._model, where)
+                self.decodes_by_kernels = True
+            if all_usable(fast.KERNELS, where.device):
+                self._forward = fast.FastText(self._model, where)
+        except UnsupportedByKernel as reason:
+            log.info("this model runs in part without kernels: they do not take %s", reason)
+        if where.device.type == "cuda":
+            log.info(
+                "%s: decoding by %s, prompts by %s (checked in %.1f s)", torch.cuda.get_device_name(where.device),
+                *("kernels" if used else "plain PyTorch" for used in (self.decodes_by_kernels, self.prefills_by_kernels)),
+                time.perf_counter() - began,
+            )  # fmt: skip
+
+
+def working_bytes(config: TextConfig, dtype: torch.dtype, tokens: int, capacity: int | None = None) -> int:
+    """Estimate of what a prompt with its answer of `tokens` tokens needs beside the weights, in buffers of `capacity`
+    tokens where it is decoded by kernels, else (None) in plain PyTorch."""
+    chunk = min(tokens, PREFILL_CHUNK)
+    # Widest activations of a prefill chunk: about ten float32 operands of a DeltaNet layer.
+    activations = chunk * (10 * 4 * config.conv_dim + 8 * dtype.itemsize * config.hidden_size)
+    prefixes = min(PREFIX_BYTES, 2 * snapshot_bytes(config, tokens, dtype))
+    # A group of experts made dense: three matrices, one of them also as float32 while it is multiplied out.
+    experts = dense_elements_at_once(config) * (3 * dtype.itemsize + 8) if capacity is None else 0
+    sampling = (8 if capacity is None else 32) * config.vocab_size
+    return sequence_bytes(config, tokens, dtype, capacity) + activations + prefixes + experts + sampling
