@@ -26,6 +26,7 @@ from .runtime.forward import PREFILL_CHUNK, forward_chunks
 from .runtime.generation import Generation
 from .runtime.runner import Runner, working_bytes
 from .runtime.threads import suitable_threads
+from .runtime.vision_graph import VisionRunner
 from .sampling import SamplingParams
 
 __all__ = ["EXPERT_FORMATS", "Engine"]
@@ -54,7 +55,7 @@ class Engine:
         self.weight_bytes = parts.weights.device_bytes(self.dtype, self._dequantize)
         self._weights: dict[str, Any] = {}
         self._text: TextModel | None = None
-        self._vision: VisionModel | None = None
+        self._vision: VisionRunner | None = None
         self._runner: Runner | None = None
         self._lock = threading.RLock()
         self._check_budget(self.working_bytes(1))
@@ -111,7 +112,7 @@ class Engine:
             began = time.perf_counter()
             try:
                 self._weights = self.parts.weights.load(self.device, self.dtype, self._dequantize, progress, cancel)
-                vision = VisionModel(self.config.vision, self._weights) if self.has_vision else None
+                vision = VisionRunner(VisionModel(self.config.vision, self._weights)) if self.has_vision else None
                 text = TextModel(self.config.text, self._weights)
                 self._runner = Runner(text, self.config, self.tokenizer.size, self.context)
                 self._text, self._vision = text, vision
@@ -136,22 +137,25 @@ class Engine:
         The next answer makes again what it needs. Never raises.
         """
         with self._lock:
-            freed = self._runner.release() if self._runner is not None else 0
+            freed = sum(part.release() for part in (self._runner, self._vision) if part is not None)
             if freed and self.device.type == "cuda":
                 torch.cuda.empty_cache()
             return freed
 
     def memory(self) -> dict[str, int]:
         """Bytes held now: weights on the device; sequence (of the running answer, or set aside for the next one), decode
-        (buffers of the decode step) and prefixes (kept beginnings of prompts); their total; and the size when loaded."""
-        runner = self._runner
-        held = {"weights": self.loaded_bytes, **(runner.nbytes() if runner is not None else {"sequence": 0, "decode": 0, "prefixes": 0})}
+        (buffers of the decode step), prefixes (kept beginnings of prompts) and pictures (graphs of the vision tower);
+        their total; and the size when loaded."""
+        caches = self._runner.nbytes() if self._runner is not None else {"sequence": 0, "decode": 0, "prefixes": 0}
+        caches["pictures"] = self._vision.nbytes if self._vision is not None else 0
+        held = {"weights": self.loaded_bytes, **caches}
         return {**held, "total": sum(held.values()), "weights_when_loaded": self.weight_bytes}
 
     @property
     def cached_bytes(self) -> int:
         """Bytes on the device that `release_caches` would give back."""
-        return sum(self._runner.nbytes().values()) if self._runner is not None else 0
+        memory = self.memory()
+        return memory["total"] - memory["weights"]
 
     def working_bytes(self, tokens: int) -> int:
         """Estimate of what a run over `tokens` tokens (prompt and answer) needs beside the weights, `cached_bytes` included."""

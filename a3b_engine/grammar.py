@@ -27,6 +27,12 @@ MAX_PATTERN_CHARACTERS = 64 * 1024
 _JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
+# Tokens that hold nothing but these many ordinary characters of a JSON string: a mask is put together from such sets where
+# it can be. The library's own start at 10 characters, so that near the end of a bounded string nothing would fit.
+_CHARACTER = r'[^"\\\x00-\x1F\x7F]'
+_SLICES = [r"[\x20\x0A\x0D\x09]+", *(f"{_CHARACTER}{{1,{most}}}" for most in (1, 2, 4, 10, 30)), f"{_CHARACTER}+"]
+
+
 class GrammarCompiler:
     """Compiles schemas and patterns for one tokenizer. The token tables are built on first use, about a second."""
 
@@ -92,7 +98,7 @@ class GrammarCompiler:
             if self._tables is None:
                 self._check_end_tokens()
                 wrapper = TokenizerWrapper(_TokenTables(self._tokenizer, self._vocab_size, self._eos[0]))
-                self._tables = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=list(self._eos))
+                self._tables = LLTokenizer(wrapper, n_vocab=self._vocab_size, eos_token=list(self._eos), slices=_SLICES)
             return self._tables
 
     def _check_end_tokens(self) -> None:

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from ..checkpoint.scaled import ScaledWeight
 from ..model.linear import Weight, dense
+from .configs import MANY_ROWS
 from .fp8_gemv import random_fp8
 from .gemv import CodeFormat, common_format, readable
 from .launcher import Launcher, Launchers
@@ -44,7 +45,7 @@ def gemm_kernel(
     x, w0, w1, w2, s0, s1, s2, tail, out, count,
     N0: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, TAIL: tl.constexpr, K: tl.constexpr, FORMAT: tl.constexpr,
     ROW_BLOCK: tl.constexpr, SCALE_COLUMNS: tl.constexpr, PER_SCALE: tl.constexpr, SPLITS: tl.constexpr,
-    BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, PDL: tl.constexpr,
+    BN: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr, BY_PAIRS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out [SPLITS, count, N0 + N1 + N2 + TAIL] = x [count, K] times the rows of up to three matrices and a dense tail.
 
@@ -68,13 +69,14 @@ def gemm_kernel(
         if ROW_BLOCK > 0:
             block = valid // ROW_BLOCK
         acc = weights_times_tokens(
-            weights + valid.to(tl.int64) * K, scales + block * SCALE_COLUMNS, tokens, first, last, K, FORMAT, PER_SCALE, BN, BT, BK
-        )
+            weights + valid.to(tl.int64) * K, scales + block * SCALE_COLUMNS, tokens, first, last,
+            K, FORMAT, PER_SCALE, BN, BT, BK, BY_PAIRS,
+        )  # fmt: skip
     else:
         row = (tile - TILES) * BN + tl.arange(0, BN)
         size, ahead = TAIL, N0 + N1 + N2
         valid = tl.minimum(row, size - 1)
-        acc = weights_times_tokens(tail + valid * K, tail + valid, tokens, first, last, K, "dense", 1, BN, BT, BK)
+        acc = weights_times_tokens(tail + valid * K, tail + valid, tokens, first, last, K, "dense", 1, BN, BT, BK, False)
     at = out + (part * count + token).to(tl.int64)[None, :] * N + (ahead + row)[:, None]
     tl.store(at, saturated(acc, out.dtype.element_ty), mask=(row < size)[:, None] & (token < count)[None, :])
 
@@ -114,35 +116,37 @@ def dequantize_kernel(
 
 
 class GemmTiles(NamedTuple):
-    """rows of weights and tokens a program takes, warps, stages of loads."""
+    """rows of weights and tokens a program takes, warps, stages of loads; whether e4m3 codes are read by pairs."""
 
     rows: int
     tokens: int
     warps: int
     stages: int
+    pairs: bool = False
 
 
 def gemm_tiles(tokens: int, form: CodeFormat, target: Target) -> GemmTiles:
-    """By the number of tokens, and by the 100 KiB of shared memory of the smaller cards."""
+    """By the number of tokens, and by the 100 KiB of shared memory of the smaller cards. Measured on an H200."""
     if target.interpreted:
-        return GemmTiles(16, 16, 4, 1)
+        return GemmTiles(16, 16, 4, 1, True)
     width = 16 if tokens <= 16 else 32 if tokens <= 32 else 64 if tokens <= 64 else 128
-    large = target.capability in ((8, 0), (9, 0), (10, 0))
-    if width == 128:
-        return GemmTiles(128, 128, 8, 3 if target.capability in ((9, 0), (10, 0)) else 2)
-    return GemmTiles(64, width, 4, 4 if large else 3)
+    if target.capability in ((9, 0), (10, 0)):
+        return GemmTiles(64, width, 4, 5 if width == 16 else 4, width < 128)
+    if target.capability == (8, 0):
+        return GemmTiles(64, width, 4, 3)
+    return GemmTiles(64, width, 4, 2 if width == 128 else 3)
 
 
 class ProjectionPlan:
     """out [T, rows of all matrices and the tail] = x [T, K] times them, for any T.
 
     matrices: one to three [n_i, K], FP8 of one layout or dense of `dtype`; tail: dense [m, K] of `dtype`. x is of the type
-    that input_type(T) names, out of `dtype`. `from_tokens`: T from which FP8 weights are multiplied out first. The plan keeps the matrices alive.
+    that input_type(T) names, out of `dtype`. `from_tokens`: T from which FP8 weights are multiplied out first (None: where an H200 gains by it). The plan keeps the matrices alive.
     """
 
     def __init__(
         self, matrices: Sequence[Weight], launchers: Launchers, dtype: torch.dtype, *, tail: torch.Tensor | None = None,
-        from_tokens: int = 384, tiles: GemmTiles | None = None,
+        from_tokens: int | None = None, tiles: GemmTiles | None = None,
     ) -> None:  # fmt: skip
         target = launchers.target
         columns = matrices[0].shape[1]
@@ -152,8 +156,9 @@ class ProjectionPlan:
         data = [stored(matrix, self.form, dtype) for matrix in matrices]
         self.sizes = [codes.shape[0] for codes in data]
         self.columns, self.dtype, self._launchers = columns, dtype, launchers
-        self.matrices, self.tail, self.from_tokens, self._tiles = list(matrices), tail, from_tokens, tiles
         self.rows = sum(self.sizes) + (0 if tail is None else tail.shape[0])
+        self.matrices, self.tail, self._tiles = list(matrices), tail, tiles
+        self.from_tokens = from_tokens if from_tokens is not None else 384 if self.rows > MANY_ROWS else 768
         scales = [matrix.scale if isinstance(matrix, ScaledWeight) else codes for matrix, codes in zip(matrices, data)]
         self._weights = [*filled(data, MATRICES), *filled(scales, MATRICES), data[0] if tail is None else tail]
         sizes = self.sizes + [0] * (MATRICES - len(self.sizes))
@@ -202,7 +207,7 @@ class ProjectionPlan:
         if launch is None:
             launch = self._launches[tiles, splits] = self._launchers.get(
                 gemm_kernel, **self._constants, PER_SCALE=self.form.per_scale, SPLITS=splits,
-                BN=tiles.rows, BT=tiles.tokens, BK=self._block, num_warps=tiles.warps, num_stages=tiles.stages,
+                BN=tiles.rows, BT=tiles.tokens, BK=self._block, BY_PAIRS=tiles.pairs, num_warps=tiles.warps, num_stages=tiles.stages,
             )  # fmt: skip
         launch((-(-tokens // tiles.tokens), self._row_tiles(tiles.rows), splits), x, *self._weights, out, tokens)
 

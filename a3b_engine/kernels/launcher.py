@@ -37,17 +37,16 @@ class Launcher:
         self._values = tuple(constants[name] for name in kernel.arg_names if name in constants)
         self._device = target.device.index
         self._direct = _DIRECT and not target.interpreted
-        self._compiled = None
+        self._run: tuple | None = None
 
     def __call__(self, grid: tuple[int, int, int], *args: object) -> None:
-        compiled = self._compiled
-        if compiled is None:
-            compiled = self._kernel[grid](*args, **self._constants)
-            if self._direct:
-                self._compiled = compiled
+        if self._run is not None:
+            run, function, metadata, stream = self._run
+            run(*grid, stream(self._device), function, metadata, None, None, None, *args, *self._values)
             return
-        stream = triton.runtime.driver.active.get_current_stream(self._device)
-        compiled.run(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *args, *self._values)
+        compiled = self._kernel[grid](*args, **self._constants)
+        if self._direct:
+            self._run = compiled.run, compiled.function, compiled.packed_metadata, triton.runtime.driver.active.get_current_stream
 
 
 class Launchers:

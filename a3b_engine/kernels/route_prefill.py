@@ -6,6 +6,8 @@ equal logits go to the lower id.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,7 @@ import triton.language as tl
 from .configs import next_power_of_two
 from .launcher import Launcher, Launchers
 from .rows import let_next_start, wait_for_inputs
-from .support import UnsupportedByKernel
+from .support import Target, UnsupportedByKernel
 from .weight_tiles import dot, split
 
 
@@ -126,10 +128,34 @@ def sort_kernel(ids, order, tiles, pairs, EXPERTS: tl.constexpr, BLOCK: tl.const
         tl.store(tiles + tile * 3 + 2, tl.minimum(total - done, BM), mask=tile < last)
 
 
+class RouteTiles(NamedTuple):
+    """Tokens, experts and columns a program of the logits takes, parts of the columns, warps and stages."""
+
+    tokens: int
+    experts: int
+    columns: int
+    splits: int
+    warps: int
+    stages: int
+
+
+def route_tiles(tokens: int, target: Target) -> RouteTiles:
+    """Few tokens are cut into many parts, so that the multiprocessors are busy."""
+    stages = 1 if target.interpreted else 3
+    if tokens <= 128:
+        return RouteTiles(16, 64, 64, 8, 4, stages)
+    if tokens <= 1024:
+        return RouteTiles(32, 64, 64, 4 if tokens <= 512 else 2, 4, stages)
+    return RouteTiles(128, 64, 64, 1, 8, stages)
+
+
 class RoutePlan:
     """router [E, D] and switch [1, D] of one layer, dense and of the activations' type; norm float32 [D] is the layer's second norm."""
 
-    def __init__(self, router: torch.Tensor, switch: torch.Tensor, norm: torch.Tensor, top_k: int, launchers: Launchers, dtype: torch.dtype) -> None:
+    def __init__(
+        self, router: torch.Tensor, switch: torch.Tensor, norm: torch.Tensor, top_k: int, launchers: Launchers, dtype: torch.dtype,
+        *, tiles: RouteTiles | None = None,
+    ) -> None:  # fmt: skip
         experts, columns = router.shape
         for weight in (router, switch, norm):
             if not weight.is_contiguous() or weight.data_ptr() % 16 or weight.dtype != (torch.float32 if weight is norm else dtype):
@@ -137,15 +163,19 @@ class RoutePlan:
         if switch.shape != (1, columns) or norm.shape != (columns,) or not 1 <= top_k <= experts or experts > 1024:
             raise UnsupportedByKernel(f"{top_k} of {experts} experts")
         self._weights, self.experts, self.top_k, self._launchers = (norm, router, switch), experts, top_k, launchers
-        self._columns, self._launches = columns, {}
+        self._columns, self._tiles = columns, tiles
+        self._launches: dict[tuple[RouteTiles, int], tuple[Launcher, Launcher, Launcher]] = {}
 
     def tiles(self, tokens: int, tile: int) -> int:
         """Rows of the table of tiles."""
         return tokens * self.top_k // tile + self.experts
 
     def splits(self, tokens: int) -> int:
-        """Parts of the columns, so that few tokens too keep the multiprocessors busy."""
-        return 8 if tokens <= 128 else 4 if tokens <= 512 else 2
+        """Parts of the columns, each of which leaves logits of its own."""
+        return self._sizes(tokens).splits
+
+    def _sizes(self, tokens: int) -> RouteTiles:
+        return self._tiles or route_tiles(tokens, self._launchers.target)
 
     def __call__(
         self, residual: torch.Tensor, inverse: torch.Tensor, logits: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor,
@@ -154,24 +184,26 @@ class RoutePlan:
         """Three launches. residual float32 [T, D], inverse float32 [T]; logits float32 [splits(T), T, E + 1], ids int32 [T, top_k],
         shares float32 [T, top_k + 1], order int32 [T * top_k], tiles int32 [self.tiles(T, tile), 3] with `tile` rows each."""
         tokens = residual.shape[0]
-        splits, rows = self.splits(tokens), 16 if tokens <= 128 else 32
-        launches = self._launches.get((splits, rows, tile))
+        size = self._sizes(tokens)
+        launches = self._launches.get((size, tile))
         if launches is None:
-            launches = self._launches[splits, rows, tile] = self._made(splits, rows, tile)
+            launches = self._launches[size, tile] = self._made(size, tile)
         score, choose, sort = launches
-        score((-(-tokens // rows), -(-(self.experts + 1) // 64), splits), residual, *self._weights, logits, tokens)
+        score((-(-tokens // size.tokens), -(-(self.experts + 1) // size.experts), size.splits), residual, *self._weights, logits, tokens)
         choose((-(-tokens // 4), 1, 1), logits, inverse, ids, shares, tokens)
         sort((self.experts, 1, 1), ids, order, tiles, tokens * self.top_k)
 
-    def _made(self, splits: int, rows: int, tile: int) -> tuple[Launcher, Launcher, Launcher]:
+    def _made(self, size: RouteTiles, tile: int) -> tuple[Launcher, Launcher, Launcher]:
         get, interpreted = self._launchers.get, self._launchers.target.interpreted
         width = next_power_of_two(self.experts)
-        stages = 1 if interpreted else 3
         return (
-            get(logits_kernel, K=self._columns, EXPERTS=self.experts, SPLITS=splits, BT=rows, BN=64, BK=64, num_warps=4, num_stages=stages),
+            get(
+                logits_kernel, K=self._columns, EXPERTS=self.experts, SPLITS=size.splits, BT=size.tokens, BN=size.experts, BK=size.columns,
+                num_warps=size.warps, num_stages=size.stages,
+            ),
             get(
                 choose_tokens_kernel, EXPERTS=self.experts, WIDTH=width, TOP_K=self.top_k, TOP_WIDTH=next_power_of_two(self.top_k),
-                SPLITS=splits, BT=4, num_warps=4,
+                SPLITS=size.splits, BT=4, num_warps=4,
             ),
             get(sort_kernel, EXPERTS=self.experts, BLOCK=64 if interpreted else 1024, BM=tile, num_warps=4),
         )  # fmt: skip

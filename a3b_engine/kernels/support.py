@@ -10,8 +10,10 @@ import importlib.util
 import logging
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Callable, Sequence
+from typing import Callable, ContextManager, Sequence
 
 import torch
 
@@ -22,7 +24,9 @@ SelfTest = Callable[["Target"], float]
 _tests: dict[str, tuple[SelfTest, float]] = {}  # kernel -> (check, largest relative error allowed)
 _targets: dict[torch.device, "Target | None"] = {}
 _verdicts: dict[tuple[str, torch.device], bool] = {}
+_running: dict[tuple[str, torch.device], threading.Lock] = {}
 _lock = threading.RLock()
+_COMPILERS = 8  # threads; each waits for a compiler that runs outside Python most of the time
 
 
 class UnsupportedByKernel(Exception):
@@ -85,6 +89,8 @@ def usable(kernel: str, device: torch.device | str) -> bool:
         return False
     key = (kernel, where.device)
     with _lock:
+        one_at_a_time = _running.setdefault(key, threading.Lock())
+    with one_at_a_time:
         if key not in _verdicts:
             problem = _run_self_test(kernel, where)
             if problem:
@@ -94,8 +100,13 @@ def usable(kernel: str, device: torch.device | str) -> bool:
 
 
 def all_usable(kernels: Sequence[str], device: torch.device | str) -> bool:
-    """`usable` of several, each asked, so that every one that fails gets its log line."""
-    return all([usable(kernel, device) for kernel in kernels])
+    """`usable` of several, side by side: on a card that has not run them before, nearly all of the time goes into
+    compiling. Each is asked, so that every one that fails gets its log line."""
+    where = target(device)
+    if where is None or where.interpreted:  # the interpreter changes modules while it runs: one at a time
+        return all([usable(kernel, device) for kernel in kernels])
+    with ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1), "a3b-self-test") as pool:
+        return all(list(pool.map(lambda kernel: usable(kernel, device), kernels)))
 
 
 def _run_self_test(kernel: str, where: Target) -> str:
@@ -103,14 +114,19 @@ def _run_self_test(kernel: str, where: Target) -> str:
     try:
         importlib.import_module("." + kernel.partition(".")[0], __package__)
         check, limit = _tests[kernel]
-        error = check(where)
-        if where.device.type == "cuda":
-            torch.cuda.synchronize(where.device)
+        with torch.no_grad(), _on(where.device):  # settings of a thread, and this may be any
+            error = check(where)
+            if where.device.type == "cuda":
+                torch.cuda.synchronize(where.device)
     except Exception as problem:  # whatever a compiler or driver raises must not stop the plain path
         lines = str(problem).strip().splitlines()
         text = f"{type(problem).__name__}: {lines[0] if lines else ''}"
         return text.encode("ascii", "replace").decode("ascii")[:200]
     return "" if error <= limit else f"its self-test is off by {error:.2e} where {limit:.0e} is allowed"
+
+
+def _on(device: torch.device) -> ContextManager[object]:
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def relative_error(result: torch.Tensor, reference: torch.Tensor) -> float:

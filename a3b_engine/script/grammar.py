@@ -14,7 +14,7 @@ from .schema import DEFAULT_READING_DIRECTION, READING_DIRECTIONS, SHOTS
 MAX_GRAMMAR_PANELS = 64
 MAX_GRAMMAR_ROUNDS = 128
 # Any character but control characters; newlines have no use in these fields and escapes cost tokens.
-_TEXT_PATTERN = "^[^\\u0000-\\u001f\\u007f]*$"
+_CHARACTER = "[^\\u0000-\\u001f\\u007f]"
 # Whitespace is fixed, or a small model could go on writing spaces for ever.
 _LAYOUT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -137,4 +137,5 @@ def _list(items: dict[str, Any], least: int, most: int) -> dict[str, Any]:
 
 
 def _text(longest: int, shortest: int = 0) -> dict[str, Any]:
-    return {"type": "string", "minLength": shortest, "maxLength": longest, "pattern": _TEXT_PATTERN}
+    """Lengths stand inside the pattern: minLength and maxLength beside one cost llguidance 3 ms a token instead of 0.05."""
+    return {"type": "string", "pattern": f"^{_CHARACTER}{{{shortest},{longest}}}$"}
