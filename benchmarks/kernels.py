@@ -1,17 +1,15 @@
 """Time and numbers of the kernels that read weights, at the shapes of Qwen3.5-35B-A3B, on one CUDA card.
 
     python benchmarks/kernels.py                       # every kernel, then one whole step of 40 layers
-    python benchmarks/kernels.py --sweep [--only NAME]  # candidates of each kernel; prints rows for kernels/configs.py
+    python benchmarks/kernels.py --sweep [--only NAME]  # candidates for kernels/configs.py, without the matrix units
     python benchmarks/kernels.py --layers 4 --experts 32   # a quick look
 
 Each kernel runs in a CUDA graph over the weights of `--layers` layers, different ones each, so that nothing is served
 from the L2 cache, and is checked against float64 first. `share` is its bandwidth over that of a plain copy on the same
 card. Prints one JSON object, and a table on stderr.
 
-Predicted for one H200 before anything was measured (microseconds a call; copy 4.3 TB/s): see PREDICTED. The basis are
-the timings of other ways to write the same products on that card (8.6 for 12288 x 2048, 4.6 for 2048 x 4096, 27.6 for a
-layer's four products in a row), plus the norm on the way, which costs a read of x more but saves two launches a layer.
-Whole step with programmatic dependent launch: 1.35 ms (740 tokens a second if nothing else ran); without: 1.50 ms.
+`predicted_us` is what was expected of an H200 before the first run; `recorded_us` is what one gave when these kernels were
+last changed (copy 4.26 TB/s; a whole step of weights 1.27 ms with programmatic dependent launch).
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from a3b_engine.checkpoint.scaled import ScaledWeight  # noqa: E402
-from a3b_engine.kernels import configs, support  # noqa: E402
+from a3b_engine.kernels import support  # noqa: E402
 from a3b_engine.kernels.configs import TileConfig  # noqa: E402
 from a3b_engine.kernels.dense_gemv import DenseGemv  # noqa: E402
 from a3b_engine.kernels.expert_table import random_experts  # noqa: E402
@@ -39,6 +37,8 @@ from a3b_engine.kernels.router import RouterPlan  # noqa: E402
 
 HIDDEN, INNER, VOCABULARY, TOP_K, LIMIT = 2048, 512, 248320, 8, 1e-5
 PREDICTED = {"qkv_z_b_a": 8.9, "q_k_v": 6.9, "out": 4.4, "router": 3.5, "router_two_launches": 5.0, "up": 7.2, "down": 4.8, "head": 225.0}
+RECORDED = {"qkv_z_b_a": 8.7, "q_k_v": 6.7, "out": 4.0, "router": 3.8, "router_two_launches": 3.3, "up": 7.5, "down": 4.3, "head": 222.0}
+SELF_TESTS = ("fp8_gemv", "fp8_gemv.matrix_units", "dense_gemv", "router", "moe_decode", "moe_decode.matrix_units")
 TABLE_KEYS = {
     "qkv_z_b_a": "fp8_many_rows", "q_k_v": "fp8_many_rows", "out": "fp8_few_rows", "router": "router",
     "router_two_launches": "router", "up": "expert_up", "down": "expert_down", "head": "dense_many_rows",
@@ -79,10 +79,10 @@ def microseconds(launches: list[Callable[[], None]], repeats: int = 20) -> float
 
 
 def copy_rate(device: torch.device) -> float:
-    """Bytes a second of a large copy, read and written counted."""
-    source = torch.empty(1 << 31, dtype=torch.uint8, device=device)
+    """Bytes a second of a large copy by a kernel (a graph's memcpy node is slower), read and written counted."""
+    source = torch.ones(1 << 29, dtype=torch.int32, device=device)
     copy = torch.empty_like(source)
-    return 2 * source.nbytes / (microseconds([lambda: copy.copy_(source)], 10) * 1e-6)
+    return 2 * source.nbytes / (microseconds([lambda: torch.add(source, 0, out=copy)], 10) * 1e-6)
 
 
 class Bench:
@@ -164,7 +164,8 @@ class Bench:
         return Case(lambda: plan(self.stream), plan.nbytes, error)
 
     def _experts(self, layer: int, **configurations: TileConfig | None) -> tuple:
-        plan, ids = ExpertsPlan(self.moe[layer], TOP_K, self.target, norm=self.norm, **configurations, **self.options), self.ids[layer]
+        options = dict(norm=self.norm, early_x=True, **configurations, **self.options)
+        plan, ids = ExpertsPlan(self.moe[layer], TOP_K, self.target, **options), self.ids[layer]
 
         def error() -> float:
             out = self.scratch[:HIDDEN]
@@ -181,20 +182,25 @@ class Bench:
         plan, ids, error = self._experts(layer, down_config=config)
         return Case(lambda: plan.down(ids, self.shares, self.scratch[:HIDDEN], self.stream), plan.down_bytes, error)
 
-    def step(self) -> tuple[list[Callable[[], None]], int]:
-        """All launches of one token, each reading what the one ahead wrote: three layers of four with DeltaNet's projections."""
-        launches, total = [], 0
+    def step(self, chosen: dict[str, TileConfig] | None = None) -> tuple[list[Callable[[], None]], int]:
+        """All launches of one token, each reading what the one ahead wrote: three layers of four with DeltaNet's projections.
+
+        chosen: configurations in place of the table's, by the names of `makers`.
+        """
+        chosen, launches, total = chosen or {}, [], 0
         common, device = dict(norm=self.norm, **self.options), self.target.device
         stream, projected = torch.randn(HIDDEN, device=device), torch.empty(12352, device=device)
         for layer in range(self.layers):
             attention = layer % 4 == 3
             matrices = self._rows_of(layer, 8192, 512, 512) if attention else self._rows_of(layer, 8192, 4096)
-            first = Fp8Gemv(matrices, self.target, tail=() if attention else self.tail[layer], **common)
-            out = Fp8Gemv([self.out[layer]], self.target, **self.options)
-            choose = RouterPlan(*self.routers[layer], TOP_K, self.target, **common)
-            if self.experts < 256:  # ids must stay within the experts there are
-                choose = RouterPlan(self.routers[layer][0][: self.experts], self.routers[layer][1], TOP_K, self.target, **common)
-            experts = ExpertsPlan(self.moe[layer], TOP_K, self.target, **common)
+            config = chosen.get("q_k_v" if attention else "qkv_z_b_a")
+            first = Fp8Gemv(matrices, self.target, tail=() if attention else self.tail[layer], config=config, **common)
+            out = Fp8Gemv([self.out[layer]], self.target, config=chosen.get("out"), **self.options)
+            router, switch = self.routers[layer]  # ids must stay within the experts there are
+            choose = RouterPlan(router[: self.experts], switch, TOP_K, self.target, config=chosen.get("router"), **common)
+            experts = ExpertsPlan(
+                self.moe[layer], TOP_K, self.target, early_x=True, up_config=chosen.get("up"), down_config=chosen.get("down"), **common
+            )
             launches += [
                 lambda first=first: first(stream, projected[: first.rows]),
                 lambda out=out: out(projected[:4096], stream, stream),
@@ -202,23 +208,26 @@ class Bench:
                 lambda experts=experts, choose=choose: experts(stream, choose.ids, choose.shares, stream, stream),
             ]
             total += first.nbytes + out.nbytes + choose.nbytes + experts.up_bytes + experts.down_bytes
-        head = DenseGemv([self.head], self.target, **common)
+        head = DenseGemv([self.head], self.target, config=chosen.get("head"), **common)
         launches.append(lambda: head(stream, self.scratch))
         return launches, total + head.nbytes
 
 
 def candidates(name: str) -> Iterator[TileConfig]:
-    """Configurations worth trying: 32 to 256 bytes of weights a thread at once, splits only where no norm stands in the way."""
+    """Configurations worth trying: all columns of a row at once, 16 to 128 bytes of weights a thread; one program a tile, and
+    a few programs a multiprocessor with several tiles each."""
     key, itemsize = TABLE_KEYS[name], 2 if name in ("router", "router_two_launches", "head") else 1
-    if key == "expert_down":
-        rows, columns, across = (1, 2, 4, 8), (128, 256, 512), TOP_K
-    else:
-        rows, columns, across = (1, 2, 4, 8, 16, 32), (512, 1024, 2048, 4096), 2 if key == "expert_up" else 1
-    for high, wide, warps in itertools.product(rows, columns, (1, 2, 4, 8)):
-        if 32 <= high * wide * across * itemsize / (32 * warps) <= 256 and wide <= (4096 if name == "out" else HIDDEN):
-            yield TileConfig(high, wide, warps)
-            if name == "out" and wide <= 2048:
-                yield TileConfig(high, wide, warps, splits=2)
+    columns, across = {"out": 4096, "down": INNER}.get(name, HIDDEN), {"up": 2, "down": TOP_K}.get(name, 1)
+    for rows, warps in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16)):
+        bytes_of_thread = rows * columns * across * itemsize / (32 * warps)
+        if not 16 <= bytes_of_thread <= 128:
+            continue
+        yield TileConfig(rows, columns, warps)
+        if key == "router" or bytes_of_thread > 64 or warps < 4:
+            continue
+        for programs in (2, 3, 4, 6, 8):
+            if 16 <= programs * warps <= 48:
+                yield TileConfig(rows, columns, warps, programs=programs)
 
 
 def measure(bench: Bench, name: str, config: TileConfig | None, rate: float) -> dict:
@@ -229,7 +238,10 @@ def measure(bench: Bench, name: str, config: TileConfig | None, rate: float) -> 
         raise ArithmeticError(f"relative error {error:.2e}")
     time = microseconds([case.launch for case in cases])
     bandwidth = cases[0].nbytes / time * 1e6
-    return dict(us=round(time, 2), predicted_us=PREDICTED[name], tb_per_s=round(bandwidth / 1e12, 2), share=round(bandwidth / rate, 2), error=error)
+    return dict(
+        us=round(time, 2), predicted_us=PREDICTED[name], recorded_us=RECORDED[name], tb_per_s=round(bandwidth / 1e12, 2),
+        share=round(bandwidth / rate, 2), error=error,
+    )  # fmt: skip
 
 
 def sweep(bench: Bench, name: str, rate: float) -> dict:
@@ -261,7 +273,7 @@ def main() -> None:
     names = [name for name in PREDICTED if not options.only or name in options.only.split(",")]
     report = {
         "device": torch.cuda.get_device_name(target.device), "capability": target.capability, "torch": torch.__version__,
-        "self_tests": {name: support.usable(name, target.device) for name in ("fp8_gemv", "dense_gemv", "router", "moe_decode")},
+        "self_tests": {name: support.usable(name, target.device) for name in SELF_TESTS},
         "layers": options.layers, "pdl": target.pdl and not options.no_pdl,
     }  # fmt: skip
     rate = copy_rate(target.device)
@@ -273,9 +285,8 @@ def main() -> None:
         report["kernels"] = {}
         for name in names:
             result = report["kernels"][name] = measure(bench, name, None, rate)
-            config = configs.configuration(TABLE_KEYS[name], target)
-            print(f"{name:22s} {result['us']:8.2f} us (predicted {result['predicted_us']})  {result['tb_per_s']:.2f} TB/s"
-                  f"  {result['share']:.0%} of a copy  error {result['error']:.1e}  {tuple(asdict(config).values())}", file=sys.stderr)  # fmt: skip
+            print(f"{name:22s} {result['us']:8.2f} us (predicted {result['predicted_us']}, H200 {result['recorded_us']})"
+                  f"  {result['tb_per_s']:.2f} TB/s  {result['share']:.0%} of a copy  error {result['error']:.1e}", file=sys.stderr)  # fmt: skip
         if not options.only:
             launches, total = bench.step()
             step = microseconds(launches) * len(launches) / 1e3

@@ -131,7 +131,7 @@ def gemm_tiles(tokens: int, form: CodeFormat, target: Target) -> GemmTiles:
         return GemmTiles(16, 16, 4, 1, True)
     width = 16 if tokens <= 16 else 32 if tokens <= 32 else 64 if tokens <= 64 else 128
     if target.capability in ((9, 0), (10, 0)):
-        return GemmTiles(64, width, 4, 5 if width == 16 else 4, width < 128)
+        return GemmTiles(64, width, 4, 4, width < 64)
     if target.capability == (8, 0):
         return GemmTiles(64, width, 4, 3)
     return GemmTiles(64, width, 4, 2 if width == 128 else 3)

@@ -78,12 +78,13 @@ class GemvPlan:
 
     matrices: one to four [n_i, K], all FP8 of one layout or all dense of one dtype; tail: up to two dense matrices
     [m_i, K] beside FP8 ones. norm: float32 [K], a zero-centred RMS norm of x (model.linear.rms_norm) done on the way,
-    unrounded. The plan keeps the matrices' memory alive and must be made anew when they move.
+    unrounded. late: with programmatic dependent launch, the kernel behind this one may start only once x is complete, and
+    read it. The plan keeps the matrices' memory alive and must be made anew when they move.
     """
 
     def __init__(
         self, matrices: Sequence[Weight], config: TileConfig, target: Target, *,
-        tail: Sequence[torch.Tensor] = (), norm: torch.Tensor | None = None, eps: float = 1e-6, pdl: bool = False,
+        tail: Sequence[torch.Tensor] = (), norm: torch.Tensor | None = None, eps: float = 1e-6, pdl: bool = False, late: bool = False,
     ) -> None:  # fmt: skip
         columns = matrices[0].shape[-1]
         form = common_format(matrices, target)
@@ -98,18 +99,20 @@ class GemvPlan:
         sizes, tail_sizes = [codes.shape[0] for codes in data], [codes.shape[0] for codes in extra]
         self.rows, self.columns = sum(sizes) + sum(tail_sizes), columns
         self.matrices, self.tail, self.norm, self.eps = list(matrices), list(tail), norm, eps
-        tiles = sum(-(-size // config.rows) for size in sizes + tail_sizes)
-        self._grid, self._splits = (tiles, config.splits), config.splits
+        tiles, tail_tiles = (sum(-(-size // config.rows) for size in part) for part in (sizes, tail_sizes))
+        steps, programs = config.shared_out(tiles, target)
+        self._grid, self._splits = (programs + tail_tiles, config.splits), config.splits
         self._norm = norm if norm is not None else data[0]
         self._pointers = [*_padded(data, 4), *_padded(scales, 4), *_padded(sizes, 4, 0)]
-        self._pointers += [*_padded(extra or data[:1], 2), *_padded(tail_sizes, 2, 0), eps]
+        self._pointers += [*_padded(extra or data[:1], 2), *_padded(tail_sizes, 2, 0)]
+        self._numbers = [eps, programs, tiles, tail_tiles]
         whole = all(size % config.rows == 0 for size in sizes + tail_sizes)
         self._options = dict(
             K=columns, FORMAT=form.name, ROW_BLOCK=form.row_block, SCALE_COLUMNS=form.scale_columns, GROUP=form.group,
-            PER_SCALE=form.per_scale, ROWS=config.rows, GROUPS=groups, PIECES=pieces, MATRICES=len(data), TAIL=len(extra),
-            ALIGNED=all(codes.data_ptr() % 16 == 0 for codes in data + extra),
+            PER_SCALE=form.per_scale, ROWS=config.rows, GROUPS=groups, PIECES=pieces, STEPS=steps, MATRICES=len(data),
+            TAIL=len(extra), ALIGNED=all(codes.data_ptr() % 16 == 0 for codes in data + extra),
             MASKED=not (whole and groups * form.group * pieces * config.splits == columns),
-            NORM=norm is not None, num_warps=config.warps,
+            NORM=norm is not None, LATE=late, num_warps=config.warps,
         )  # fmt: skip
         self._pdl = dict(PDL=True, launch_pdl=True) if pdl and target.pdl else dict(PDL=False)
         self.partials = None
@@ -124,7 +127,7 @@ class GemvPlan:
         target = out if self.partials is None else self.partials
         add = residual is not None
         gemv_kernel[self._grid](
-            x, self._norm, residual if add else x, target, *self._pointers,
+            x, self._norm, residual if add else x, target, *self._pointers, *self._numbers,
             RESIDUAL=add and self.partials is None, **self._options, **self._pdl,
         )  # fmt: skip
         if self.partials is not None:

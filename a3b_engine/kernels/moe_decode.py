@@ -5,18 +5,21 @@ Experts are found through a device table of addresses (expert_table), read when 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
-import triton
 import triton.language as tl
 
 from ..model.linear import dense
 from ..model.moe import MoEWeights
 from .configs import TileConfig, configuration, fitted, next_power_of_two
 from .expert_table import ExpertTable, matrices_of, random_experts
+from .fp8_gemv import fits_matrix_units, row_tiles
 from .gemv import code_format, common_format, readable
-from .rows import finish, fp8_values, let_next_start, load_codes, load_scales, rows_times_x, wait_for_inputs
-from .support import Target, UnsupportedByKernel, relative_error, self_test
+from .matrix_gemv import matrix_down_kernel, matrix_up_kernel
+from .moe_programs import expert_down_kernel, expert_up_kernel
+from .support import Target, UnsupportedByKernel, relative_error, self_test, usable
 
 _TYPES = {
     torch.float8_e4m3fn: tl.float8e4nv, torch.uint8: tl.uint8, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16,
@@ -24,124 +27,19 @@ _TYPES = {
 }  # fmt: skip
 
 
-@triton.jit
-def expert_up_kernel(
-    x, norm, table, ids, hidden, eps,
-    K: tl.constexpr, CODE: tl.constexpr, FORMAT: tl.constexpr, ROW_BLOCK: tl.constexpr, SCALE_COLUMNS: tl.constexpr,
-    GROUP: tl.constexpr, PER_SCALE: tl.constexpr, PAIRS: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, INNER: tl.constexpr, SHARED_INNER: tl.constexpr, WIDTH: tl.constexpr,
-    MASKED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """hidden [TOP_K + 1, WIDTH] = SiLU(gate x) * (up x) of the chosen experts and, last, the shared one.
-
-    Grid (tiles of PAIRS inner rows, TOP_K + 1). A program's rows are gate and up in turn.
-    """
-    wait_for_inputs(PDL)
-    let_next_start(PDL)  # after the wait: the next kernel reads the ids before it waits itself
-    choice = tl.program_id(1)
-    expert = tl.load(ids + choice, mask=choice < TOP_K, other=EXPERTS)
-    entry = table + expert.to(tl.int64) * 6
-    gate = tl.multiple_of(tl.load(entry).to(tl.pointer_type(CODE)), 16)
-    up = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(CODE)), 16)
-    gate_scale = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
-    up_scale = tl.load(entry + 4).to(tl.pointer_type(tl.float32))
-    inner_rows = tl.where(choice < TOP_K, INNER, SHARED_INNER)
-    order = tl.arange(0, 2 * PAIRS)
-    row = tl.program_id(0) * PAIRS + order // 2
-    is_gate = order % 2 == 0
-    block = row * 0
-    if ROW_BLOCK > 0:
-        block = row // ROW_BLOCK
-    total, squares = rows_times_x(
-        x, norm, tl.where(is_gate, gate, up) + row * K, tl.where(is_gate, gate_scale, up_scale) + block * SCALE_COLUMNS,
-        row < inner_rows, 0, K, FORMAT, GROUP, GROUPS, PIECES, PER_SCALE, MASKED, NORM, False,
-    )  # fmt: skip
-    if NORM:
-        total = total * tl.rsqrt(squares / K + eps)
-    gated, plain = tl.split(tl.reshape(total, (PAIRS, 2)))
-    place = tl.program_id(0) * PAIRS + tl.arange(0, PAIRS)
-    tl.store(hidden + choice * WIDTH + place, gated / (1.0 + tl.exp(-gated)) * plain, mask=place < inner_rows)
-
-
-@triton.jit
-def expert_down_kernel(
-    hidden, shares, residual, table, ids, out,
-    OUTPUTS: tl.constexpr, CODE: tl.constexpr, FORMAT: tl.constexpr, ROW_BLOCK: tl.constexpr,
-    SCALE_COLUMNS: tl.constexpr, GROUP: tl.constexpr, PER_SCALE: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr,
-    SHARED_SCALE_COLUMNS: tl.constexpr, SHARED_GROUP: tl.constexpr, SHARED_PER_SCALE: tl.constexpr,
-    SHARED_GROUPS: tl.constexpr, SHARED_PIECES: tl.constexpr, ROWS: tl.constexpr,
-    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, INNER: tl.constexpr, SHARED_INNER: tl.constexpr,
-    WIDTH: tl.constexpr, MASKED: tl.constexpr, SHARED_MASKED: tl.constexpr, RESIDUAL: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """out [OUTPUTS] = residual + sum over choices of share * (down @ hidden[choice]), always summed in one order.
-
-    Each program takes ROWS outputs of all experts: the chosen ones side by side, GROUPS column groups of each at a time.
-    The ids were written two kernels back, and the kernel in between let this one start only after it had waited for them.
-    """
-    let_next_start(PDL)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    live = row < OUTPUTS
-    block = row * 0
-    if ROW_BLOCK > 0:
-        block = row // ROW_BLOCK
-    slot = tl.arange(0, TOP_WIDTH * GROUPS)
-    choice = slot // GROUPS
-    taken = choice < TOP_K
-    # Past this multiprocessor's cache, which nobody has emptied since the ids were written.
-    expert = tl.load(ids + choice, mask=taken, other=0, cache_modifier=".cg")
-    entry = table + expert.to(tl.int64) * 6
-    down = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(CODE)), 16)
-    scale = tl.load(entry + 5).to(tl.pointer_type(tl.float32))
-    group = slot % GROUPS
-    column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    inside = taken[:, None] & (column < INNER)
-    codes = load_codes(
-        (down[None, :] + row[:, None] * INNER)[:, :, None] + column[None, :, :], live[:, None, None] & inside[None, :, :], MASKED
-    )
-    factors = load_scales(
-        scale[None, :] + block[:, None] * SCALE_COLUMNS + (group // PER_SCALE)[None, :],
-        live[:, None] & (taken & (group * GROUP < INNER))[None, :], FORMAT, MASKED,
-    )  # fmt: skip
-    shared = tl.multiple_of(tl.load(table + EXPERTS * 6 + 2).to(tl.pointer_type(CODE)), 16)
-    shared_scale = tl.load(table + EXPERTS * 6 + 5).to(tl.pointer_type(tl.float32))
-    total, _ = rows_times_x(  # waits for hidden after its own first load
-        hidden + TOP_K * WIDTH, shares, shared + row * SHARED_INNER, shared_scale + block * SHARED_SCALE_COLUMNS, live, 0,
-        SHARED_INNER, FORMAT, SHARED_GROUP, SHARED_GROUPS, SHARED_PIECES, SHARED_PER_SCALE, SHARED_MASKED, False, PDL,
-    )  # fmt: skip
-    total = total * tl.load(shares + TOP_K)
-    share = tl.load(shares + choice, mask=taken, other=0.0)
-    for piece in tl.static_range(PIECES):
-        if piece > 0:
-            group = piece * GROUPS + slot % GROUPS
-            column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-            inside = taken[:, None] & (column < INNER)
-            codes = load_codes(
-                (down[None, :] + row[:, None] * INNER)[:, :, None] + column[None, :, :],
-                live[:, None, None] & inside[None, :, :], MASKED,
-            )  # fmt: skip
-            factors = load_scales(
-                scale[None, :] + block[:, None] * SCALE_COLUMNS + (group // PER_SCALE)[None, :],
-                live[:, None] & (taken & (group * GROUP < INNER))[None, :], FORMAT, MASKED,
-            )  # fmt: skip
-        values = tl.load(hidden + choice[:, None] * WIDTH + column, mask=inside, other=0.0)
-        if FORMAT == "dense":
-            sums = tl.sum(codes.to(tl.float32) * values[None, :, :], 2)
-        else:
-            sums = tl.sum(fp8_values(codes, FORMAT) * values[None, :, :], 2) * factors
-        total += tl.sum(sums * share[None, :], 1)
-    finish(total, 0.0, residual, out, row, live, 0.0, 1, False, RESIDUAL)
-
-
 class ExpertsPlan:
     """The mixture of experts of one layer for one token, without its router.
 
     weights as loaded, FP8 of one layout or dense of one dtype throughout; the stacks are used where they are. norm: as
-    in GemvPlan. The plan keeps the weights alive as long as its table points at them.
+    in GemvPlan. early_x: with programmatic dependent launch, x was complete before the kernel directly ahead of this plan let
+    it start, as RouterPlan sees to; `up` then prepares x while the router is at work. matrix_units: as in Fp8Gemv. The plan
+    keeps the weights alive as long as its table points at them.
     """
 
     def __init__(
         self, weights: MoEWeights, top_k: int, target: Target, *, norm: torch.Tensor | None = None, eps: float = 1e-6,
-        pdl: bool = False, up_config: TileConfig | None = None, down_config: TileConfig | None = None,
+        pdl: bool = False, early_x: bool = False, up_config: TileConfig | None = None, down_config: TileConfig | None = None,
+        matrix_units: bool | None = None,
     ) -> None:  # fmt: skip
         experts = weights.experts
         count, inner, outputs = experts.gate.shape
@@ -156,6 +54,10 @@ class ExpertsPlan:
             raise UnsupportedByKernel("routed and shared experts of different layouts")
         if 2 * inner * outputs >= 1 << 31:
             raise UnsupportedByKernel(f"experts of {inner} x {outputs}")
+        fits = form.name == "e4m3" and inner == shared_inner and inner % 128 == 0 and fits_matrix_units(matrices_of(weights), target)
+        if matrix_units is None:
+            matrix_units = fits and up_config is None and down_config is None and usable("moe_decode.matrix_units", target.device)
+        self._matrix_up, self._matrix_down = matrix_units, matrix_units and inner == 512 and top_k == 8
         suffix = "_dense" if form.name == "dense" else ""
         up_config = up_config or fitted(configuration("expert_up" + suffix, target), inner * (top_k + 1), outputs, target, 16)
         down_config = down_config or fitted(configuration("expert_down" + suffix, target), outputs, inner, target, 16)
@@ -163,16 +65,24 @@ class ExpertsPlan:
         self.table = ExpertTable(weights)
         width = max(inner, shared_inner)
         self.hidden = torch.zeros(top_k + 1, width, dtype=torch.float32, device=target.device)
+        pdl_options = dict(PDL=True, launch_pdl=True) if pdl and target.pdl else dict(PDL=False)
         common = dict(
             CODE=_TYPES[tensors[0].dtype], FORMAT=form.name, EXPERTS=count, TOP_K=top_k, INNER=inner, SHARED_INNER=shared_inner,
-            WIDTH=width, **(dict(PDL=True, launch_pdl=True) if pdl and target.pdl else dict(PDL=False)),
+            WIDTH=width, **pdl_options,
         )  # fmt: skip
+        self._matrix_down_options = dict(EXPERTS=count, TOP_K=top_k, INNER=inner, num_warps=8, **pdl_options)
+        self._matrix_options = dict(
+            K=outputs, EXPERTS=count, TOP_K=top_k, INNER=inner, NORM=norm is not None, EARLY_X=early_x,
+            **row_tiles([inner] * (top_k + 1) * 2, outputs // 512, target), **pdl_options,
+        )  # fmt: skip
+        self._matrix_grid = (inner // 8 // self._matrix_options["TILES"], top_k + 1)
         groups, pieces = _cut(outputs, up_config.columns, form.group)
         self._up_grid = (-(-width // up_config.rows), top_k + 1)
         self._up = dict(
             K=outputs, ROW_BLOCK=form.row_block, SCALE_COLUMNS=form.scale_columns, GROUP=form.group, PER_SCALE=form.per_scale,
-            PAIRS=up_config.rows, GROUPS=groups, PIECES=pieces, NORM=norm is not None, num_warps=up_config.warps,
-            MASKED=bool(inner % up_config.rows or inner != shared_inner or groups * pieces * form.group != outputs), **common,
+            PAIRS=up_config.rows, GROUPS=groups, PIECES=pieces, NORM=norm is not None, EARLY_X=early_x,
+            MASKED=bool(inner % up_config.rows or inner != shared_inner or groups * pieces * form.group != outputs),
+            num_warps=up_config.warps, **common,
         )  # fmt: skip
         groups, pieces = _cut(inner, down_config.columns, down.group)
         shared_groups, shared_pieces = _cut(shared_inner, down_config.columns, shared_down.group)
@@ -197,12 +107,22 @@ class ExpertsPlan:
 
     def up(self, x: torch.Tensor, ids: torch.Tensor) -> None:
         """The first launch: `hidden` float32 [top_k + 1, inner] = SiLU(gate x) * (up x)."""
-        expert_up_kernel[self._up_grid](
-            x, self.norm if self.norm is not None else self.hidden, self.table.pointers, ids, self.hidden, self.eps, **self._up
-        )
+        norm = self.norm if self.norm is not None else self.hidden
+        if self._matrix_up:
+            if x.data_ptr() % 16:
+                raise ValueError("x must begin at a multiple of 16 bytes")
+            matrix_up_kernel[self._matrix_grid](x, norm, self.table.pointers, ids, self.hidden, self.eps, **self._matrix_options)
+            return
+        expert_up_kernel[self._up_grid](x, norm, self.table.pointers, ids, self.hidden, self.eps, **self._up)
 
     def down(self, ids: torch.Tensor, shares: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
         """The second launch. With programmatic dependent launch it must directly follow `up` on the stream."""
+        if self._matrix_down:
+            matrix_down_kernel[(out.shape[0] // 16,)](
+                self.hidden, shares, residual if residual is not None else shares, self.table.pointers, ids, out,
+                RESIDUAL=residual is not None, **self._matrix_down_options,
+            )  # fmt: skip
+            return
         expert_down_kernel[self._down_grid](
             self.hidden, shares, residual if residual is not None else shares, self.table.pointers, ids, out,
             RESIDUAL=residual is not None, **self._down,
@@ -258,6 +178,26 @@ def check(target: Target) -> float:
         small = dict(up_config=TileConfig(16, 128, 4), down_config=TileConfig(16, 64, 4))
         plan = ExpertsPlan(random_experts(5, 144, 80, 48, device, dtype), 3, target, norm=norm, **small)
         out = torch.full((144,), torch.nan, device=device)
+        plan(x, ids, shares, out, residual)
+        worst = max(worst, relative_error(out, plan.reference(x, ids, shares, residual, torch.float64)))
+    return worst
+
+
+@self_test("moe_decode.matrix_units", limit=1e-5)
+def check_matrix_units(target: Target) -> float:
+    """The published sizes, which these kernels are written for, with few experts; two tiles a program and one."""
+    device, worst = target.device, 0.0
+    generator = torch.Generator(device=device).manual_seed(1)
+    norm = torch.randn(2048, device=device, generator=generator) * 0.1
+    ids = torch.tensor([4, 0, 3, 8, 7, 1, 5, 6], dtype=torch.int32, device=device)
+    shares = torch.rand(9, device=device, generator=generator)
+    weights = random_experts(9, 2048, 512, 512, device)
+    for early_x, multiprocessors in ((False, 132), (True, 132), (True, 1000)):
+        x, residual = torch.randn(2, 2048, device=device, generator=generator)
+        where = replace(target, multiprocessors=multiprocessors)
+        plan = ExpertsPlan(weights, 8, where, norm=norm, early_x=early_x, matrix_units=True)
+        out = torch.full((2048,), torch.nan, device=device)
+        plan.hidden.fill_(torch.nan)
         plan(x, ids, shares, out, residual)
         worst = max(worst, relative_error(out, plan.reference(x, ids, shares, residual, torch.float64)))
     return worst

@@ -17,7 +17,7 @@ import triton.language as tl
 from ..model.moe import MoEWeights
 from .configs import TileConfig, configuration, fitted, next_power_of_two
 from .gemv import GemvPlan, code_format, common_format, readable
-from .rows import finish, let_next_start, rows_times_x, wait_for_inputs
+from .rows import let_next_start, multiply, wait_for_inputs
 from .support import Target, UnsupportedByKernel, relative_error, self_test
 
 
@@ -53,21 +53,19 @@ def choose(logits, ids, shares, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, TOP_
 def router_kernel(
     x, norm, router, switch, logits, ids, shares, arrivals, eps,
     K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr,
-    EXPERTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, MASKED: tl.constexpr,
-    NORM: tl.constexpr, PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
+    MASKED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Logits and choice in one launch: the program that arrives last chooses. Which one that is does not show in the result.
 
-    router [EXPERTS, K], switch [1, K]; arrivals int32 [1], zero before and after.
+    router [EXPERTS, K], switch [1, K]; arrivals int32 [1], zero before and after. The next kernel starts only after this
+    one has waited: it may read x at once.
     """
-    let_next_start(PDL)
-    tile = tl.program_id(0)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    pointers = tl.where(row < EXPERTS, router + row * K, switch + row * 0)
-    total, squares = rows_times_x(
-        x, norm, pointers, pointers, row <= EXPERTS, 0, K, "dense", GROUP, GROUPS, PIECES, 1, MASKED, NORM, PDL
-    )
-    finish(total, squares, x, logits, row, row <= EXPERTS, eps, K, NORM, False)
+    multiply(
+        x, norm, logits, logits, router, switch, router, router, router, router, router, router, EXPERTS, 1, 0, 0,
+        eps, tl.program_id(0), tl.num_programs(0), 0, 0,
+        K, "dense", 0, 0, GROUP, 1, ROWS, GROUPS, PIECES, 1, 2, ALIGNED, MASKED, NORM, False, PDL, PDL,
+    )  # fmt: skip
     tl.debug_barrier()  # every thread has stored its logits before one of them reports the arrival
     arrived = tl.atomic_add(arrivals, 1, sem="acq_rel")
     if arrived == tl.num_programs(0) - 1:
@@ -87,8 +85,9 @@ def choose_kernel(
 
 
 class RouterPlan:
-    """router [E, K] and switch [1, K], dense and of one dtype. norm: as in GemvPlan. one_launch: False makes the choice a
-    second launch.
+    """router [E, K] and switch [1, K], dense and of one dtype. norm: as in GemvPlan. one_launch: the choice is made by the
+    program of the first launch that ends last, else by a second launch. With programmatic dependent launch the kernel behind
+    this plan may read x at once (ExpertsPlan's early_x).
 
     After a call `ids` int32 [top_k] holds the chosen experts and `shares` float32 [top_k + 1] their shares and the shared
     expert's; `logits` float32 [E + 1] stays readable. The three tensors are the plan's and never move.
@@ -96,7 +95,7 @@ class RouterPlan:
 
     def __init__(
         self, router: torch.Tensor, switch: torch.Tensor, top_k: int, target: Target, *, norm: torch.Tensor | None = None,
-        eps: float = 1e-6, pdl: bool = False, one_launch: bool = True, config: TileConfig | None = None,
+        eps: float = 1e-6, pdl: bool = False, one_launch: bool = False, config: TileConfig | None = None,
     ) -> None:  # fmt: skip
         experts, columns = router.shape
         if code_format(router, target).name != "dense" or router.dtype != switch.dtype or switch.shape != (1, columns):
@@ -115,12 +114,14 @@ class RouterPlan:
         self._arrivals = torch.zeros(1, dtype=torch.int32, device=device)
         self._sizes = dict(EXPERTS=experts, WIDTH=next_power_of_two(experts), TOP_K=top_k, TOP_WIDTH=next_power_of_two(top_k))
         self._pdl = dict(PDL=True, launch_pdl=True) if pdl and target.pdl else dict(PDL=False)
-        self._separate = None if one_launch else GemvPlan([router, switch], config, target, norm=norm, eps=eps, pdl=pdl)
-        self._grid = (-(-(experts + 1) // config.rows),)
+        self._separate = None if one_launch else GemvPlan([router, switch], config, target, norm=norm, eps=eps, pdl=pdl, late=True)
+        tiles = -(-experts // config.rows) + 1
+        self._grid = (tiles,)
         self._matrices = (readable(router, form), readable(switch, form))
         self._options = dict(
             K=columns, GROUP=form.group, ROWS=config.rows, GROUPS=groups, PIECES=pieces, NORM=norm is not None,
-            MASKED=(experts + 1) % config.rows != 0 or groups * form.group * pieces != columns, num_warps=config.warps,
+            ALIGNED=router.data_ptr() % 16 == 0 and switch.data_ptr() % 16 == 0,
+            MASKED=experts % config.rows != 0 or config.rows > 1 or groups * form.group * pieces != columns, num_warps=config.warps,
         )  # fmt: skip
 
     def __call__(self, x: torch.Tensor) -> None:
@@ -131,7 +132,8 @@ class RouterPlan:
             return
         router_kernel[self._grid](
             x, self.norm if self.norm is not None else self.logits, *self._matrices,
-            self.logits, self.ids, self.shares, self._arrivals, self.eps, **self._sizes, **self._options, **self._pdl,
+            self.logits, self.ids, self.shares, self._arrivals, self.eps,
+            **self._sizes, **self._options, **self._pdl,
         )  # fmt: skip
 
     def reset(self) -> None:

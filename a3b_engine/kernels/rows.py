@@ -4,8 +4,8 @@ A batch of one token is bound by memory: every weight is read once, decoded in r
 summed. FP8 columns are summed in groups that share a scale, and the scale multiplies the sum: one multiplication a
 group where dequantizing first would take one a weight.
 
-Weights never depend on the kernel before. With programmatic dependent launch the first piece of them is therefore on
-its way before the kernel waits for the vector they are multiplied with.
+Weights never depend on the kernel before. With programmatic dependent launch a program that has one tile of rows asks for
+it before it waits for the vector. One that has several keeps the vector in registers, and Triton loads its tiles ahead.
 """
 
 import triton
@@ -27,8 +27,8 @@ def fp8_values(codes, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def group_sums(codes, x, scales, FORMAT: tl.constexpr):
-    """codes [R, G, C], x float32 broadcastable to it, scales float32 [R, G] (None where FORMAT is "dense") -> float32 [R]."""
+def row_sums(codes, x, scales, FORMAT: tl.constexpr):
+    """codes [R, G, C], x float32 broadcastable to it, scales float32 [R or 1, G] (ignored where FORMAT is "dense") -> float32 [R]."""
     if FORMAT == "dense":
         return tl.sum(tl.sum(codes.to(tl.float32) * x, 2), 1)
     else:
@@ -46,9 +46,9 @@ def load_codes(pointers, mask, MASKED: tl.constexpr):
 
 @triton.jit
 def load_scales(pointers, mask, FORMAT: tl.constexpr, MASKED: tl.constexpr):
-    """float32 scales; those of "e4m3_bytes" times 256 (see fp8_values). 0.0 where FORMAT is "dense"."""
+    """float32 scales; those of "e4m3_bytes" times 256 (see fp8_values). Zeros, never read, where FORMAT is "dense"."""
     if FORMAT == "dense":
-        return 0.0
+        return tl.zeros((1, 1), tl.float32)
     else:
         if MASKED:
             found = tl.load(pointers, mask=mask, other=0.0)
@@ -88,121 +88,199 @@ else:  # Triton 3.3, where even an unused mention of them does not compile; Targ
 
 
 @triton.jit
-def rows_times_x(
-    x, norm, rows, scales, live, first_group,
-    K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr,
-    PER_SCALE: tl.constexpr, MASKED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Sums over columns first_group*GROUP and on of R rows times x: float32 [R], and the sum of squares of x.
+def load_x(x, column, K: tl.constexpr):
+    """x as float32."""
+    return tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)
 
-    x: pointer to [K], any float type. rows, scales: pointers [R] to the first code and the first scale of each row;
-    live: bool [R], rows to read. Columns are read in PIECES of GROUPS groups of GROUP; a scale covers PER_SCALE groups.
-    NORM: x is multiplied by 1 + norm (float32 [K]); dividing by the root mean square is left to the caller, who has the
-    sum of squares. Waits for x after the first piece of the weights was asked for.
-    """
-    group = first_group + tl.arange(0, GROUPS)
+
+@triton.jit
+def inverse_rms(x, eps, K: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr):
+    """1 / root mean square of x [K]."""
+    squares = tl.zeros((GROUPS, GROUP), tl.float32)
+    for piece in tl.static_range(PIECES):
+        values = load_x(x, (piece * GROUPS + tl.arange(0, GROUPS))[:, None] * GROUP + tl.arange(0, GROUP)[None, :], K)
+        squares += values * values
+    return tl.rsqrt(tl.sum(tl.sum(squares, 1), 0) / K + eps)
+
+
+@triton.jit
+def load_piece(
+    rows, scales, live, piece, first_group,
+    K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, PER_SCALE: tl.constexpr, MASKED: tl.constexpr,
+):  # fmt: skip
+    """Codes [R, GROUPS, GROUP] and scales [R or 1, GROUPS] of one piece of the columns."""
+    group = first_group + piece * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     codes = load_codes(rows[:, None, None] + column[None, :, :], live[:, None, None] & (column < K)[None, :, :], MASKED)
-    factors = load_scales(
-        scales[:, None] + (group // PER_SCALE)[None, :], live[:, None] & (group * GROUP < K)[None, :], FORMAT, MASKED
-    )
+    there = tl.max(live.to(tl.int32), 0) > 0
+    factors = load_scales(scales[:, None] + (group // PER_SCALE)[None, :], there & (group * GROUP < K)[None, :], FORMAT, MASKED)
+    return codes, factors
+
+
+@triton.jit
+def load_tile(
+    tile, tiles, w0, w1, w2, w3, s0, s1, s2, s3, n0, n1, n2, n3, first_group,
+    K: tl.constexpr, FORMAT: tl.constexpr, ROW_BLOCK: tl.constexpr, SCALE_COLUMNS: tl.constexpr, GROUP: tl.constexpr,
+    PER_SCALE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, MATRICES: tl.constexpr, ALIGNED: tl.constexpr,
+    MASKED: tl.constexpr,
+):  # fmt: skip
+    """One tile of rows among up to four matrices: pointers to its rows and their scales, the rows that exist, their places
+    among all rows, and the first piece of its codes with its scales. Row tiles never span two matrices. Beyond the last
+    tile that one again, with no row to store: cheaper than masks."""
+    there = tile < tiles
+    tile = tl.minimum(tile, tiles - 1)
+    place, w, s, n, base = tile, w0, s0, n0, 0
+    ahead = tl.cdiv(n0, ROWS)  # tiles of the matrices before the next one
+    if MATRICES > 1:
+        further = tile >= ahead
+        w, s, n, base = tl.where(further, w1, w), tl.where(further, s1, s), tl.where(further, n1, n), tl.where(further, n0, 0)
+        place = tl.where(further, tile - ahead, place)
+        ahead += tl.cdiv(n1, ROWS)
+    if MATRICES > 2:
+        further = tile >= ahead
+        w, s, n, base = tl.where(further, w2, w), tl.where(further, s2, s), tl.where(further, n2, n), tl.where(further, n0 + n1, base)
+        place = tl.where(further, tile - ahead, place)
+        ahead += tl.cdiv(n2, ROWS)
+    if MATRICES > 3:
+        further = tile >= ahead
+        w, s, n, base = tl.where(further, w3, w), tl.where(further, s3, s), tl.where(further, n3, n), tl.where(further, n0 + n1 + n2, base)
+        place = tl.where(further, tile - ahead, place)
+    if ALIGNED:
+        w = tl.multiple_of(w, 16)
+    row = place * ROWS + tl.arange(0, ROWS)
+    live = row < n
+    rows = w + row.to(tl.int64) * K
+    scales = s + scale_rows(place, ROWS, ROW_BLOCK) * SCALE_COLUMNS
+    codes, factors = load_piece(rows, scales, live, 0, first_group, K, FORMAT, GROUP, GROUPS, PER_SCALE, MASKED)
+    return rows, scales, live & there, base + row, codes, factors
+
+
+@triton.jit
+def scale_rows(tile, ROWS: tl.constexpr, ROW_BLOCK: tl.constexpr):
+    """Rows of the scales for a tile of ROWS rows, [1] where one row of them covers the tile, else [ROWS]."""
+    if ROW_BLOCK == 0:
+        return tl.arange(0, 1)
+    elif ROW_BLOCK % ROWS == 0:
+        return tile * ROWS // ROW_BLOCK + tl.arange(0, 1)
+    else:
+        return (tile * ROWS + tl.arange(0, ROWS)) // ROW_BLOCK
+
+
+@triton.jit
+def sum_tile(
+    x, norm, inverse, values, residual, out, rows, scales, live, index, codes, factors, first_group,
+    K: tl.constexpr, FORMAT: tl.constexpr, GROUP: tl.constexpr, PER_SCALE: tl.constexpr, GROUPS: tl.constexpr,
+    PIECES: tl.constexpr, MASKED: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Finish a tile that load_tile began: its other pieces, the sums, the residual, the store."""
+    if RESIDUAL:
+        added = tl.load(residual + index, mask=live, other=0.0).to(tl.float32)
+    total = row_sums(codes, values[None, :, :], factors, FORMAT)
+    for piece in tl.static_range(1, PIECES):
+        group = first_group + piece * GROUPS + tl.arange(0, GROUPS)
+        column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        codes, factors = load_piece(rows, scales, live, piece, first_group, K, FORMAT, GROUP, GROUPS, PER_SCALE, MASKED)
+        total += row_sums(codes, normed(load_x(x, column, K), norm, inverse, column, K, NORM)[None, :, :], factors, FORMAT)
+    if RESIDUAL:
+        total += added
+    tl.store(out + index, total.to(out.dtype.element_ty), mask=live)
+
+
+@triton.jit
+def normed(values, norm, inverse, column, K: tl.constexpr, NORM: tl.constexpr):
+    """values of x times 1 + norm over the root mean square."""
+    if NORM:
+        return values * ((1.0 + tl.load(norm + column, mask=column < K, other=0.0)) * inverse)
+    else:
+        return values
+
+
+@triton.jit
+def multiply(
+    x, norm, residual, out, w0, w1, w2, w3, s0, s1, s2, s3, n0, n1, n2, n3,
+    eps, program, tiles, first_group, above,
+    K: tl.constexpr, FORMAT: tl.constexpr, ROW_BLOCK: tl.constexpr, SCALE_COLUMNS: tl.constexpr, GROUP: tl.constexpr,
+    PER_SCALE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr, STEPS: tl.constexpr,
+    MATRICES: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr,
+    START_NEXT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program's STEPS tiles, behind those of the programs before it, of up to four matrices times x.
+
+    x: [K], any float type. norm float32 [K]: x is multiplied by 1 + norm over its root mean square first. above: rows of
+    `out` before the first matrix's. A single tile is asked for before the wait for x; START_NEXT: the kernel behind may
+    start after the wait.
+    """
+    if STEPS == 1:
+        rows, scales, live, index, codes, factors = load_tile(
+            program, tiles, w0, w1, w2, w3, s0, s1, s2, s3, n0, n1, n2, n3, first_group,
+            K, FORMAT, ROW_BLOCK, SCALE_COLUMNS, GROUP, PER_SCALE, ROWS, GROUPS, MATRICES, ALIGNED, MASKED,
+        )  # fmt: skip
+    column = (first_group + tl.arange(0, GROUPS))[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inverse = 1.0
+    if NORM:  # fetched before the wait as well
+        gain = 1.0 + tl.load(norm + column, mask=column < K, other=0.0)
     wait_for_inputs(PDL)
-    total = tl.zeros((rows.shape[0],), tl.float32)
-    squares = tl.zeros((GROUPS,), tl.float32)
-    for piece in tl.static_range(PIECES):
-        if piece > 0:
-            group = first_group + piece * GROUPS + tl.arange(0, GROUPS)
-            column = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-            codes = load_codes(
-                rows[:, None, None] + column[None, :, :], live[:, None, None] & (column < K)[None, :, :], MASKED
-            )
-            factors = load_scales(
-                scales[:, None] + (group // PER_SCALE)[None, :], live[:, None] & (group * GROUP < K)[None, :], FORMAT, MASKED
-            )
-        values = tl.load(x + column, mask=column < K, other=0.0).to(tl.float32)
-        if NORM:
-            squares += tl.sum(values * values, 1)
-            values = values * (1.0 + tl.load(norm + column, mask=column < K, other=0.0))
-        total += group_sums(codes, values[None, :, :], factors, FORMAT)
-    return total, tl.sum(squares, 0)
+    let_next_start(START_NEXT)
+    values = load_x(x, column, K)
+    if NORM:
+        if PIECES == 1:
+            inverse = tl.rsqrt(tl.sum(tl.sum(values * values, 1), 0) / K + eps)
+        else:
+            inverse = inverse_rms(x, eps, K, GROUP, GROUPS, PIECES)
+        values = values * (gain * inverse)
+    if STEPS == 1:
+        sum_tile(
+            x, norm, inverse, values, residual, out, rows, scales, live, above + index, codes, factors, first_group,
+            K, FORMAT, GROUP, PER_SCALE, GROUPS, PIECES, MASKED, NORM, RESIDUAL,
+        )  # fmt: skip
+    else:
+        for step in tl.range(STEPS, num_stages=3):
+            rows, scales, live, index, codes, factors = load_tile(
+                program * STEPS + step, tiles, w0, w1, w2, w3, s0, s1, s2, s3, n0, n1, n2, n3, first_group,
+                K, FORMAT, ROW_BLOCK, SCALE_COLUMNS, GROUP, PER_SCALE, ROWS, GROUPS, MATRICES, ALIGNED, MASKED,
+            )  # fmt: skip
+            sum_tile(
+                x, norm, inverse, values, residual, out, rows, scales, live, above + index, codes, factors, first_group,
+                K, FORMAT, GROUP, PER_SCALE, GROUPS, PIECES, MASKED, NORM, RESIDUAL,
+            )  # fmt: skip
 
 
 @triton.jit
 def gemv_kernel(
     x, norm, residual, out,
     w0, w1, w2, w3, s0, s1, s2, s3, n0, n1, n2, n3,
-    tail0, tail1, m0, m1, eps,
+    tail0, tail1, m0, m1, eps, programs, tiles, tail_tiles,
     K: tl.constexpr, FORMAT: tl.constexpr, ROW_BLOCK: tl.constexpr, SCALE_COLUMNS: tl.constexpr, GROUP: tl.constexpr,
-    PER_SCALE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr, MATRICES: tl.constexpr,
-    TAIL: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr,
-    PDL: tl.constexpr,
+    PER_SCALE: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr, STEPS: tl.constexpr,
+    MATRICES: tl.constexpr, TAIL: tl.constexpr, ALIGNED: tl.constexpr, MASKED: tl.constexpr, NORM: tl.constexpr,
+    RESIDUAL: tl.constexpr, LATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Up to four matrices [n_i, K] of one format, then up to two dense ones [m_i, K] (the tail), times one x.
 
-    Grid (row tiles of all matrices, splits of the columns). Row tiles never span two matrices. out: one vector with the
-    rows of all matrices behind each other; with several splits [splits, rows], float32, for sum_partials_kernel.
-    ROW_BLOCK: rows a scale covers, 0 where it covers all. ALIGNED: every matrix begins at a multiple of 16 bytes.
+    Grid (programs for the tiles of all matrices, STEPS each, then one for each tile of the tail; splits of the columns). out: one
+    vector with the rows of all matrices behind each other; with several splits [splits, rows], float32, for
+    sum_partials_kernel. ROW_BLOCK: rows a scale covers, 0 where it covers all. ALIGNED: every matrix begins at a multiple
+    of 16 bytes. LATE: the next kernel may start only after this one has waited.
     """
-    let_next_start(PDL)
-    tile = tl.program_id(0)
+    if not LATE:
+        let_next_start(PDL)
     split = tl.program_id(1)
-    w, s, n, base = w0, s0, n0, 0
-    ahead = tl.cdiv(n0, ROWS)  # tiles of the matrices before the next one
-    if MATRICES > 1:
-        further = tl.program_id(0) >= ahead
-        w, s, n, base = tl.where(further, w1, w), tl.where(further, s1, s), tl.where(further, n1, n), tl.where(further, n0, 0)
-        tile = tl.where(further, tl.program_id(0) - ahead, tile)
-        ahead += tl.cdiv(n1, ROWS)
-    if MATRICES > 2:
-        further = tl.program_id(0) >= ahead
-        w, s, n, base = tl.where(further, w2, w), tl.where(further, s2, s), tl.where(further, n2, n), tl.where(further, n0 + n1, base)
-        tile = tl.where(further, tl.program_id(0) - ahead, tile)
-        ahead += tl.cdiv(n2, ROWS)
-    if MATRICES > 3:
-        further = tl.program_id(0) >= ahead
-        w, s, n, base = tl.where(further, w3, w), tl.where(further, s3, s), tl.where(further, n3, n), tl.where(further, n0 + n1 + n2, base)
-        tile = tl.where(further, tl.program_id(0) - ahead, tile)
-        ahead += tl.cdiv(n3, ROWS)
-    if ALIGNED:
-        w = tl.multiple_of(w, 16)
     first_group = split * (PIECES * GROUPS)
     total_rows = n0 + n1 + n2 + n3 + m0 + m1
-    if tl.program_id(0) < ahead:
-        row = tile * ROWS + tl.arange(0, ROWS)
-        block = row * 0
-        if ROW_BLOCK > 0:
-            block = row // ROW_BLOCK
-        total, squares = rows_times_x(
-            x, norm, w + row.to(tl.int64) * K, s + block * SCALE_COLUMNS, row < n, first_group,
-            K, FORMAT, GROUP, GROUPS, PIECES, PER_SCALE, MASKED, NORM, PDL,
+    if tl.program_id(0) < programs:
+        multiply(
+            x, norm, residual, out + split * total_rows, w0, w1, w2, w3, s0, s1, s2, s3, n0, n1, n2, n3,
+            eps, tl.program_id(0), tiles, first_group, 0,
+            K, FORMAT, ROW_BLOCK, SCALE_COLUMNS, GROUP, PER_SCALE, ROWS, GROUPS, PIECES, STEPS, MATRICES, ALIGNED, MASKED, NORM,
+            RESIDUAL, PDL and LATE, PDL,
         )  # fmt: skip
-        finish(total, squares, residual, out + split * total_rows, base + row, row < n, eps, K, NORM, RESIDUAL)
     else:
         if TAIL > 0:
-            place = tl.program_id(0) - ahead
-            v, m, above = tail0, m0, n0 + n1 + n2 + n3
-            if TAIL > 1:
-                second = place >= tl.cdiv(m0, ROWS)
-                v, m, above = tl.where(second, tail1, v), tl.where(second, m1, m), tl.where(second, above + m0, above)
-                place = tl.where(second, place - tl.cdiv(m0, ROWS), place)
-            if ALIGNED:
-                v = tl.multiple_of(v, 16)
-            row = place * ROWS + tl.arange(0, ROWS)
-            total, squares = rows_times_x(
-                x, norm, v + row.to(tl.int64) * K, s0 + row * 0, row < m, first_group,
-                K, "dense", GROUP, GROUPS, PIECES, PER_SCALE, MASKED, NORM, PDL,
+            multiply(
+                x, norm, residual, out + split * total_rows, tail0, tail1, tail0, tail0, s0, s0, s0, s0, m0, m1, 0, 0,
+                eps, tl.program_id(0) - programs, tail_tiles, first_group, n0 + n1 + n2 + n3,
+                K, "dense", 0, 0, GROUP, PER_SCALE, ROWS, GROUPS, PIECES, 1, TAIL, ALIGNED, MASKED, NORM, RESIDUAL, PDL and LATE, PDL,
             )  # fmt: skip
-            finish(total, squares, residual, out + split * total_rows, above + row, row < m, eps, K, NORM, RESIDUAL)
-
-
-@triton.jit
-def finish(total, squares, residual, out, index, live, eps, K: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr):
-    """What follows the sums: the root mean square of x, the residual, the store."""
-    if NORM:
-        total = total * tl.rsqrt(squares / K + eps)
-    if RESIDUAL:
-        total += tl.load(residual + index, mask=live, other=0.0).to(tl.float32)
-    tl.store(out + index, total.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit

@@ -126,7 +126,7 @@ class Runner:
         from . import decode, prefill as fast
 
         began = time.perf_counter()
-        all_usable(decode.KERNELS + fast.KERNELS, where.device)  # together, which takes least time
+        all_usable(decode.KERNELS + decode.FASTER + fast.KERNELS, where.device)  # together, which takes least time
         try:
             if all_usable(decode.KERNELS, where.device):
                 decode.trial_step(self._model, where)

@@ -23,7 +23,7 @@ from triton.compiler import ASTSource
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from a3b_engine.checkpoint.scaled import ScaledWeight  # noqa: E402
-from a3b_engine.kernels import gemv, moe_decode, router, rows  # noqa: E402
+from a3b_engine.kernels import fp8_gemv, gemv, moe_decode, router  # noqa: E402
 from a3b_engine.kernels.dense_gemv import DenseGemv  # noqa: E402
 from a3b_engine.kernels.fp8_gemv import Fp8Gemv  # noqa: E402
 from a3b_engine.kernels.support import Target  # noqa: E402
@@ -60,13 +60,13 @@ def compiled(kernel, launch, architecture):
             signature[parameter.name] = {int: "i32", float: "fp32"}[type(value)]
             if isinstance(value, int) and value % 16 == 0:
                 hints[(index,)] = [["tt.divisibility", 16]]
-    options = {name: launch.options[name] for name in ("num_warps", "launch_pdl") if name in launch.options}
+    options = {name: launch.options[name] for name in ("num_warps", "launch_pdl", "maxnreg") if name in launch.options}
     return triton.compile(ASTSource(kernel, signature, constants, hints), target=GPUTarget("cuda", architecture, 32), options=options)
 
 
 def facts(binary):
     lines = binary.asm["ptx"].splitlines()
-    weights = [number for number, line in enumerate(lines) if "ld.global" in line and "evict_first" in line]
+    weights = [number for number, line in enumerate(lines) if "ld.global" in line and ("evict_first" in line or "no_allocate" in line)]
     waits = [number for number, line in enumerate(lines) if "griddepcontrol.wait" in line]
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "kernel.cubin"
@@ -112,7 +112,7 @@ def launches(target):
     plan = DenseGemv([bf16(24832, 2048)], target, **common)
     record("head", gemv, "gemv_kernel", lambda: plan(x, out))
     matrix, switch, ids, shares = bf16(256, 2048), bf16(1, 2048), torch.zeros(8, dtype=torch.int32), torch.zeros(9)
-    plan = router.RouterPlan(matrix, switch, 8, target, **common)
+    plan = router.RouterPlan(matrix, switch, 8, target, one_launch=True, **common)
     record("router", router, "router_kernel", lambda: plan(x))
     for name, make in (("fp8", fp8), ("bf16", bf16)):
         stacks = ExpertWeights(make(4, 512, 2048), make(4, 512, 2048), make(4, 2048, 512))
@@ -120,7 +120,24 @@ def launches(target):
         plan = moe_decode.ExpertsPlan(weights, 8, target, **common)
         record(f"{name} up", moe_decode, "expert_up_kernel", lambda: plan.up(x, ids))
         record(f"{name} down", moe_decode, "expert_down_kernel", lambda: plan.down(ids, shares, out, out))
+    if target.fp8_native:
+        on_matrix_units(target, record, dict(common, matrix_units=True), tail)
     return found
+
+
+def on_matrix_units(target, record, common, tail):
+    """The launches of the same shapes on the matrix units."""
+    x, out, ids, shares = torch.empty(4096), torch.empty(30000), torch.zeros(8, dtype=torch.int32), torch.zeros(9)
+    for name, sizes, behind in (("qkv z b a", (8192, 4096), tail), ("q k v", (8192, 512, 512), ())):
+        plan = Fp8Gemv([fp8(size, 2048) for size in sizes], target, tail=behind, **common)
+        record("matrix units " + name, fp8_gemv, "matrix_gemv_kernel", lambda: plan(x, out))
+    plan = Fp8Gemv([fp8(2048, 4096)], target, pdl=True, matrix_units=True)
+    record("matrix units out", fp8_gemv, "matrix_gemv_kernel", lambda: plan(x, out, out))
+    stacks = ExpertWeights(fp8(4, 512, 2048), fp8(4, 512, 2048), fp8(4, 2048, 512))
+    weights = MoEWeights(bf16(4, 2048), stacks, fp8(512, 2048), fp8(512, 2048), fp8(2048, 512), bf16(1, 2048))
+    plan = moe_decode.ExpertsPlan(weights, 8, target, early_x=True, **common)
+    record("matrix units up", moe_decode, "matrix_up_kernel", lambda: plan.up(x, ids))
+    record("matrix units down", moe_decode, "matrix_down_kernel", lambda: plan.down(ids, shares, out, out))
 
 
 def main():

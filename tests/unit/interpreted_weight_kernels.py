@@ -10,13 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 from a3b_engine.checkpoint.scaled import ScaledWeight
-from a3b_engine.kernels import dense_gemv, fp8_gemv, moe_decode, router
+from a3b_engine.kernels import fp8_gemv, moe_decode
 from a3b_engine.kernels.configs import TileConfig
 from a3b_engine.kernels.dense_gemv import DenseGemv
 from a3b_engine.kernels.expert_table import random_experts
-from a3b_engine.kernels.fp8_gemv import Fp8Gemv, random_fp8
+from a3b_engine.kernels.fp8_gemv import Fp8Gemv, fits_matrix_units, random_fp8, row_tiles
+from a3b_engine.kernels.matrix_units import power_of_two_for
 from a3b_engine.kernels.moe_decode import ExpertsPlan
 from a3b_engine.kernels.router import RouterPlan
 from a3b_engine.kernels.support import UnsupportedByKernel, relative_error, target, usable
@@ -129,8 +132,20 @@ class TestFp8Gemv:
             assert error(plan, x, residual) < LIMIT
             assert torch.equal(run(plan, x, residual), run(plan, x, residual))
 
+    @pytest.mark.parametrize("rows, programs", [(16, 1), (2, 2), (1, 4)])
+    def test_programs_with_several_tiles(self, rows, programs):
+        """On four multiprocessors; the last program has a tile too few, and no tile spans two matrices."""
+        matrices = [random_fp8((size, 200), (128, 128), CPU, seed=size) for size in (150, 33, 16)]
+        config = TileConfig(rows, 256, 4, programs=programs)
+        steps, count = config.shared_out(sum(-(-size // rows) for size in (150, 33, 16)), NATIVE)
+        assert steps > 1 and count <= 4 * programs
+        plan = Fp8Gemv(matrices, NATIVE, tail=[normal(5, 200, dtype=torch.bfloat16)], norm=normal(200, seed=3) * 0.2, config=config)
+        assert error(plan, normal(200)) < LIMIT
+        wide = Fp8Gemv([random_fp8((40, 600), (128, 128), CPU)], NATIVE, config=replace(config, columns=128, rows=1))
+        assert error(wide, normal(600), normal(40, seed=1)) < LIMIT
+
     def test_residual_in_place(self):
-        for config in (TILE, TileConfig(16, 128, 4, splits=2)):
+        for config in (TILE, TileConfig(16, 128, 4, splits=2), TileConfig(4, 256, 4, programs=1)):
             plan = Fp8Gemv([random_fp8((40, 200), (128, 128), CPU)], NATIVE, config=config)
             x, stream = normal(200), normal(40, seed=1)
             expected = plan.reference(x, stream, torch.float64)
@@ -296,6 +311,14 @@ class TestExperts:
         plan = self.plan(random_experts(5, 64, 32, 32, CPU), top_k)
         assert relative_error(*self.run(plan, ids=(2, 4, 0, 1))) < LIMIT
 
+    @pytest.mark.parametrize("columns", [64, 256])
+    def test_early_x(self, columns):
+        options = dict(norm=normal(144, seed=3) * 0.2, up_config=replace(self.UP, columns=columns), down_config=self.DOWN)
+        plans = [ExpertsPlan(random_experts(5, 144, 48, 48, CPU), 3, NATIVE, early_x=early, **options) for early in (True, False)]
+        found, expected = self.run(plans[0])
+        assert relative_error(found, expected) < LIMIT
+        assert torch.equal(found, self.run(plans[1])[0])
+
     def test_norm_residual_in_place_and_table(self):
         weights, stream = random_experts(5, 144, 48, 48, CPU), normal(144, seed=7)
         plan = ExpertsPlan(weights, 3, NATIVE, norm=normal(144, seed=3) * 0.2)
@@ -352,3 +375,52 @@ class TestExperts:
             self.plan(replace(weights, shared_down=dense.shared_down))
         with pytest.raises(UnsupportedByKernel, match="multiple of 16"):
             self.plan(random_experts(5, 33, 33, 33, CPU))
+
+
+@triton.jit
+def powers_kernel(largest, up, down, N: tl.constexpr):
+    index = tl.arange(0, N)
+    high, low = power_of_two_for(tl.load(largest + index))
+    tl.store(up + index, high)
+    tl.store(down + index, low)
+
+
+def test_vectors_are_scaled_into_float16():
+    """The factor of the matrix units' vector: its largest value comes to 2**13 and more, below 2**14, and the pieces of it
+    and of values a million times smaller add up to what they were."""
+    largest = torch.tensor([1.0, 1.5, 3e-30, 0.02, 65504.0, 7e4, 1e20, 3e38])
+    up, down = torch.empty(8), torch.empty(8)
+    powers_kernel[(1,)](largest, up, down, 8)
+    scaled = largest * up
+    assert (scaled >= 2**13).all() and (scaled < 2**14).all()
+    assert torch.equal(up * down, torch.ones(8))
+    values = torch.cat((scaled, scaled * 1.2345e-6))
+    high = values.half().float()
+    middle = (values - high).half().float()
+    low = (values - high - middle).half().float()
+    assert ((high.double() + middle.double() + low.double() - values.double()).abs() <= 2**-24).all()
+
+
+def test_zero_and_infinite_vectors_are_scaled_by_finite_factors():
+    up, down = torch.empty(2), torch.empty(2)
+    powers_kernel[(1,)](torch.tensor([0.0, torch.inf]), up, down, 2)
+    assert up.isfinite().all() and down.isfinite().all() and (up > 0).all() and (down > 0).all()
+
+
+def test_the_interpreter_has_no_matrix_units():
+    weight = random_fp8((48, 2048), (128, 128), CPU)
+    assert not fits_matrix_units([weight], NATIVE)
+    card = replace(NATIVE, interpreted=False, multiprocessors=132)
+    assert fits_matrix_units([weight], card)
+    assert not fits_matrix_units([weight], replace(card, fp8_native=False))
+    for other in (random_fp8((40, 2048), (128, 128), CPU), random_fp8((48, 1536), (128, 128), CPU),
+                  random_fp8((48, 2048), (64, 64), CPU), random_fp8((48, 2048), (128, 128), CPU, E5M2)):  # fmt: skip
+        assert not fits_matrix_units([weight, other], card)
+
+
+@pytest.mark.parametrize(
+    "sizes, warps, tiles", [((8192, 4096), 4, 2), ((8192, 512, 512), 4, 2), ((2048,), 8, 1), ((16384, 8192), 4, 1), ((9200,), 4, 1)]
+)
+def test_two_tiles_a_program_where_they_save_a_round(sizes, warps, tiles):
+    options = row_tiles(sizes, warps, replace(NATIVE, multiprocessors=132))
+    assert options["TILES"] == tiles and options["num_warps"] == options["WARPS"] == warps

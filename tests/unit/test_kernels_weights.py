@@ -43,18 +43,20 @@ def test_numbers_under_the_interpreter():
 @pytest.mark.skipif(sys.platform != "linux", reason="only Triton's Linux wheel brings the assembler")
 def test_code_for_every_architecture():
     """The launches of the 35B model compile from Ampere to Blackwell, FP8 as bytes below sm_89; weights are read 16 bytes
-    at a time, without spilling, and from sm_90 on before the wait wherever they do not depend on the router."""
+    at a time, without spilling, and from sm_90 on before the wait wherever they do not depend on the router and a program has no more than one
+    tile. The matrix units convert FP8 themselves from sm_89 on."""
     done = process(HERE / "compiled_ahead.py", 80, 86, 89, 90, 120)
     assert done.returncode == 0, done.stderr[-4000:]
     report = json.loads(done.stdout)
     assert sorted(report) == ["120", "80", "86", "89", "90"]
     for architecture, launches in report.items():
-        assert len(launches) == 8
+        assert len(launches) == (8 if int(architecture) < 89 else 13)
         for name, facts in launches.items():
             where = f"{name} on sm_{architecture}"
             assert "v4.b32" in facts["weights"] and set(facts["weights"]) <= {"v4.b32", "v2.b32"}, where
             assert facts["stack"] <= 16, where
-            assert facts["early"] == (int(architecture) >= 90 and not name.endswith(" up")), where
+            one_tile = (name, architecture) != ("qkv z b a", "90")
+            assert facts["early"] == (int(architecture) >= 90 and not name.endswith(" up") and one_tile), where
 
 
 def test_importing_the_pack_leaves_triton_alone():
