@@ -131,13 +131,21 @@ class Engine:
 
     close = unload_weights
 
-    def release_caches(self) -> int:
-        """Give back everything on the device but the weights: kept prompts, buffers, graphs. Returns the bytes.
+    def release_caches(self, wanted: int | None = None) -> int:
+        """Give back what is on the device beside the weights until `wanted` bytes are free (None: all of it): kept prompts
+        first, then graphs of pictures, then buffers and graphs of decoding. Returns the bytes.
 
-        The next answer makes again what it needs. Never raises.
+        The next answer makes again what it needs.
         """
         with self._lock:
-            freed = sum(part.release() for part in (self._runner, self._vision) if part is not None)
+            if self._runner is None:
+                return 0
+            prompts = self._runner.nbytes()["prefixes"]
+            freed = self._runner.release(min(wanted, prompts) if wanted is not None else None)
+            if self._vision is not None and (wanted is None or freed < wanted):
+                freed += self._vision.release()
+            if wanted is not None and freed < wanted:
+                freed += self._runner.release()
             if freed and self.device.type == "cuda":
                 torch.cuda.empty_cache()
             return freed

@@ -231,10 +231,10 @@ class CurrentHost(EnginePatcher):
         return self.load_weights(extra_memory)
 
     def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
-        """Buffers, graphs and kept prompts go first. Less than was asked for makes ComfyUI go on to detach(True)."""
+        """Kept prompts, graphs and buffers go first. Less than was asked for makes ComfyUI go on to detach(True)."""
         try:
             with LOCK:
-                return self.resident.engine.release_caches()
+                return self.resident.engine.release_caches(memory_to_free)
         except Exception:  # this too runs in the middle of out-of-memory handling
             log.exception("A3B: giving back the caches of %s failed", self.resident.handle.path)
             return 0

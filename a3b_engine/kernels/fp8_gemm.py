@@ -141,7 +141,8 @@ class ProjectionPlan:
     """out [T, rows of all matrices and the tail] = x [T, K] times them, for any T.
 
     matrices: one to three [n_i, K], FP8 of one layout or dense of `dtype`; tail: dense [m, K] of `dtype`. x is of the type
-    that input_type(T) names, out of `dtype`. `from_tokens`: T from which FP8 weights are multiplied out first (None: where an H200 gains by it). The plan keeps the matrices alive.
+    that input_type(T) names, out of `dtype`. `from_tokens`: T from which FP8 weights are multiplied out first (None: where an
+    H200 gains by it). The plan keeps the matrices alive.
     """
 
     def __init__(

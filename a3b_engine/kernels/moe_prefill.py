@@ -66,7 +66,8 @@ class ExpertsPrefillPlan:
             raise UnsupportedByKernel("routed and shared experts of different layouts")
         if self.inner * self.outputs >= 1 << 31 or self.shared_inner * self.outputs >= 1 << 31:
             raise UnsupportedByKernel(f"experts of {self.inner} x {self.outputs}")
-        self.weights, self.top_k, self.width, self.form, self._launchers, self._tiles = weights, top_k, max(self.inner, self.shared_inner), form, launchers, tiles
+        self.weights, self.top_k, self.form, self._launchers, self._tiles = weights, top_k, form, launchers, tiles
+        self.width = max(self.inner, self.shared_inner)
         self.table = ExpertTable(weights)
         self.product = product_type(form, dtype)  # of x and of what stands between the two launches
         self._launches: dict[ExpertTiles, tuple[Launcher, Launcher]] = {}
@@ -141,8 +142,8 @@ def check(target: Target) -> float:
     launchers, worst = Launchers(target), 0.0
     experts, hidden, inner = (5, 48, 32) if target.interpreted else (8, 2048, 512)
     generator = torch.Generator(device=device).manual_seed(1)
-    for stored in (None, dtype):
-        weights = random_experts(experts, hidden, inner, inner, device, stored)
+    for kept in (None, dtype):
+        weights = random_experts(experts, hidden, inner, inner, device, kept)
         router, switch = weights.router.to(dtype), weights.shared_switch.to(dtype)
         weights = MoEWeights(router, weights.experts, weights.shared_gate, weights.shared_up, weights.shared_down, switch)
         norm = torch.randn(hidden, device=device, generator=generator) * 0.1

@@ -11,7 +11,6 @@ import triton.language as tl
 
 from .rows import fp8_values
 
-
 # Two numbers of two codes each: the low codes to one pair of float16, the high ones to another.
 _PAIRS = tl.constexpr("""
 {

@@ -72,12 +72,17 @@ class Runner:
         """The answer is over, however it ended."""
         self._running = None
 
-    def release(self) -> int:
-        """Give back all that can be made again; returns the bytes."""
-        freed = sum(self.nbytes().values())
+    def release(self, wanted: int | None = None) -> int:
+        """Give back what can be made again until `wanted` bytes are free (None: all of it); returns the bytes freed.
+
+        Kept prompts go first, the least recently used one ahead of the others; then buffers and graphs.
+        """
+        held = sum(self.nbytes().values())
+        if wanted is not None and wanted <= self._prefixes.nbytes:
+            return self._prefixes.drop(wanted)
         self._prefixes.clear()
         self._buffers = self._running = None
-        return freed
+        return held
 
     def nbytes(self) -> dict[str, int]:
         """Bytes on the device: `sequence` of the running answer or set aside for the next, `decode` for its steps,

@@ -160,7 +160,7 @@ class FakeEngine:
 
     close = unload_weights
 
-    def release_caches(self):
+    def release_caches(self, wanted=None):
         freed, self.cached_bytes = self.cached_bytes, 0
         return freed
 

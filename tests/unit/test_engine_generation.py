@@ -225,3 +225,18 @@ def test_an_answer_cut_by_the_context_says_so(random_checkpoint):
     for thinking in (False, True):
         answer = small.generate(Prompt(user="Hi"), SamplingParams(temperature=0.0, max_new_tokens=500), regex="x{300}", thinking=thinking)
         assert answer.finish_reason == "length" and "context" in answer.status and "max_new_tokens" not in answer.status
+
+
+def test_kept_prompts_go_before_buffers(engine):
+    """What a memory manager takes back first is what only saves time; the answer afterwards is the same."""
+    engine.release_caches()
+    first = engine.generate(Prompt(user="Tell me"), GREEDY)
+    engine.generate(Prompt(user="Tell me more"), GREEDY)
+    kept = engine.memory()["prefixes"]
+    assert kept == engine.cached_bytes > 0  # in plain PyTorch a sequence ends with its answer
+    assert 0 < engine.release_caches(1) < kept  # the older one
+    assert engine.generate(Prompt(user="Tell me more"), GREEDY).usage.kept_tokens > 0
+    left = engine.cached_bytes
+    assert engine.release_caches() == left > 0 and engine.cached_bytes == 0
+    again = engine.generate(Prompt(user="Tell me"), GREEDY)
+    assert again.usage.kept_tokens == 0 and again.text == first.text
