@@ -154,7 +154,7 @@ class ProjectionPlan:
         if not 1 <= len(matrices) <= MATRICES or any(matrix.ndim != 2 or matrix.shape[1] != columns for matrix in matrices):
             raise UnsupportedByKernel(f"{len(matrices)} matrices of different widths in one product")
         self.form = common_format(matrices, target)
-        data = [stored(matrix, self.form, dtype) for matrix in matrices]
+        data = [stored(matrix, self.form, dtype, target) for matrix in matrices]
         self.sizes = [codes.shape[0] for codes in data]
         self.columns, self.dtype, self._launchers = columns, dtype, launchers
         self.rows = sum(self.sizes) + (0 if tail is None else tail.shape[0])
@@ -237,10 +237,12 @@ def product_type(form: CodeFormat, dtype: torch.dtype) -> torch.dtype:
     return dtype if form.name == "dense" or dtype == torch.float32 else torch.float16
 
 
-def stored(weight: Weight, form: CodeFormat, dtype: torch.dtype) -> torch.Tensor:
+def stored(weight: Weight, form: CodeFormat, dtype: torch.dtype, target: Target) -> torch.Tensor:
     """The codes, or the dense weight, as kernels of many tokens read them; `UnsupportedByKernel` where they cannot."""
     if not isinstance(weight, ScaledWeight) and weight.dtype != dtype:
         raise UnsupportedByKernel(f"weights of {weight.dtype} beside activations of {dtype}")
+    if weight.device != target.device:
+        raise UnsupportedByKernel(f"weights on {weight.device} for a kernel on {target.device}")
     codes = readable(weight, form)
     if codes.data_ptr() % 16 or (isinstance(weight, ScaledWeight) and (weight.scale.dtype != torch.float32 or weight.scale.data_ptr() % 16)):
         raise UnsupportedByKernel("weights off the grid of 16 bytes")

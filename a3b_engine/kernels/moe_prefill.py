@@ -60,7 +60,7 @@ class ExpertsPrefillPlan:
         self.shared_inner = weights.shared_gate.shape[0]
         form = common_format([experts.gate, experts.up, weights.shared_gate, weights.shared_up], target)
         down, shared_down = code_format(experts.down, target), code_format(weights.shared_down, target)
-        codes = [stored(weight, form, dtype) for weight in matrices_of(weights)]
+        codes = [stored(weight, form, dtype, target) for weight in matrices_of(weights)]
         same = len({part.dtype for part in codes}) == 1 and down.name == shared_down.name == form.name
         if not same or down.row_block != shared_down.row_block or down.group != shared_down.group:
             raise UnsupportedByKernel("routed and shared experts of different layouts")

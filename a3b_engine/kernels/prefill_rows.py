@@ -50,7 +50,10 @@ def add_norm_kernel(
 
 
 @triton.jit
-def _convolved(u, taps, history, mixed, token, live, base, STRIDE: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr, UNIT: tl.constexpr):
+def _convolved(
+    u, taps, history, mixed, token, live, base,
+    STRIDE: tl.constexpr, CHANNELS: tl.constexpr, SIZE: tl.constexpr, KERNEL: tl.constexpr, UNIT: tl.constexpr,
+):  # fmt: skip
     """SiLU of the depthwise convolution of SIZE channels from `base` on; UNIT: brought to length 1 (model.deltanet._unit)."""
     channel = base + tl.arange(0, SIZE)
     total = tl.zeros((token.shape[0], SIZE), tl.float32)
@@ -168,8 +171,9 @@ class RowKernels:
             DV=config.linear_value_head_dim, KERNEL=config.linear_conv_kernel_dim, BT=16, num_warps=4,
         )  # fmt: skip
         self._rotary = launchers.get(
-            rotary_kernel, HEADS=config.num_attention_heads, KV_HEADS=config.num_key_value_heads, HEAD=config.head_dim, ROTARY=config.rotary_dim, BT=8, num_warps=4
-        )
+            rotary_kernel, HEADS=config.num_attention_heads, KV_HEADS=config.num_key_value_heads, HEAD=config.head_dim,
+            ROTARY=config.rotary_dim, BT=8, num_warps=4,
+        )  # fmt: skip
         self._norms: dict[tuple, Launcher] = {}
         self._gated: dict[tuple, Launcher] = {}
         self._strided: dict[int, Launcher] = {}
@@ -206,8 +210,9 @@ class RowKernels:
         launch((-(-rows // 16), 1, 1), x, gates, weight, out, self.config.rms_norm_eps, rows)
 
     def rotary(
-        self, qkv: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], query: torch.Tensor, keys: torch.Tensor
-    ) -> None:
+        self, qkv: torch.Tensor, q_weight: torch.Tensor, k_weight: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor],
+        query: torch.Tensor, keys: torch.Tensor,
+    ) -> None:  # fmt: skip
         """Shapes as in rotary_kernel; angles: cosines and sines of model.rotary.mrope_cos_sin."""
         heads = self.config.num_attention_heads + self.config.num_key_value_heads
         self._rotary((-(-qkv.shape[0] // 8), heads, 1), qkv, q_weight, k_weight, *angles, query, keys, self.config.rms_norm_eps, qkv.shape[0])

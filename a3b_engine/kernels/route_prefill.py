@@ -158,8 +158,8 @@ class RoutePlan:
     ) -> None:  # fmt: skip
         experts, columns = router.shape
         for weight in (router, switch, norm):
-            if not weight.is_contiguous() or weight.data_ptr() % 16 or weight.dtype != (torch.float32 if weight is norm else dtype):
-                raise UnsupportedByKernel(f"a router of {weight.dtype}")
+            if weight.device != launchers.target.device or not weight.is_contiguous() or weight.data_ptr() % 16 or weight.dtype != (torch.float32 if weight is norm else dtype):
+                raise UnsupportedByKernel(f"a router of {weight.dtype} on {weight.device}")
         if switch.shape != (1, columns) or norm.shape != (columns,) or not 1 <= top_k <= experts or experts > 1024:
             raise UnsupportedByKernel(f"{top_k} of {experts} experts")
         self._weights, self.experts, self.top_k, self._launchers = (norm, router, switch), experts, top_k, launchers
