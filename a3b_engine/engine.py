@@ -190,7 +190,7 @@ class Engine:
         with self._lock:
             self._require_loaded()
             with suitable_threads(self.device, self.config.vision.hidden_size):
-                features = self._vision.encode(to_patches(prepared, self.parts.processor), prepared.grid)
+                features = self._vision.encode(to_patches(prepared, self.parts.processor, self.device), prepared.grid)
         return ImageFeatures(features=features.cpu(), grid=prepared.grid, picture=prepared.pixels, source=self._source)
 
     @property

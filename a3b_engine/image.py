@@ -265,8 +265,8 @@ def _resize(picture: np.ndarray, height: int, width: int) -> np.ndarray:
 # ---- patches ----------------------------------------------------------------------------------------------------
 
 
-def to_patches(prepared: PreparedImage, config: ImageProcessorConfig) -> torch.Tensor:
-    """Rows for the patch embedding: float32 [H/P * W/P, 3 * T * P * P], values (x/255 - mean) / std.
+def to_patches(prepared: PreparedImage, config: ImageProcessorConfig, device: torch.device | str = "cpu") -> torch.Tensor:
+    """Rows for the patch embedding on `device`: float32 [H/P * W/P, 3 * T * P * P], values (x/255 - mean) / std.
 
     Row order: row-major over the merge blocks, then inside the block; a row is channels, frames (the still picture
     repeated T times), patch rows, patch columns. This is the order of the published processor.
@@ -275,8 +275,10 @@ def to_patches(prepared: PreparedImage, config: ImageProcessorConfig) -> torch.T
 
     patch, frames, merge = config.patch_size, config.temporal_patch_size, config.merge_size
     height, width = prepared.pixels.shape[:2]
-    mean, std = (torch.tensor(values, dtype=torch.float32) for values in (config.image_mean, config.image_std))
-    unit = (torch.from_numpy(np.ascontiguousarray(prepared.pixels)).to(torch.float32) / 255 - mean) / std
+    mean, std = (torch.tensor(values, dtype=torch.float32).to(device) for values in (config.image_mean, config.image_std))
+    # Bytes travel to the device, not the eight times as many that they become there.
+    pixels = torch.from_numpy(np.ascontiguousarray(prepared.pixels)).to(device)
+    unit = (pixels.to(torch.float32) / 255 - mean) / std
     blocks = unit.reshape(height // (patch * merge), merge, patch, width // (patch * merge), merge, patch, 3)
     rows = blocks.permute(0, 3, 1, 4, 6, 2, 5)  # block row, block column, row and column inside, channel, y, x
     rows = rows.unsqueeze(5).expand(*rows.shape[:5], frames, patch, patch)
