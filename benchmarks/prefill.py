@@ -33,22 +33,44 @@ import dataclasses
 import json
 import logging
 import statistics
+import sys
+import time
 from pathlib import Path
 from typing import Callable
 
 import torch
-from full_shape import Stopwatch, published_config, random_weights
-from prefill_sweep import sweep
 
-from a3b_engine.checkpoint.scaled import ScaledWeight
-from a3b_engine.config import ModelConfig
-from a3b_engine.kernels import support
-from a3b_engine.model.text import TextModel
-from a3b_engine.runtime.cache import SequenceState
-from a3b_engine.runtime.forward import forward_chunks
-from a3b_engine.runtime.prefill import KERNELS, FastText
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from prefill_sweep import sweep  # noqa: E402
+
+from a3b_engine.bench.shape import ModelShape, model_config  # noqa: E402
+from a3b_engine.bench.weights import RandomWeights  # noqa: E402
+from a3b_engine.checkpoint.scaled import ScaledWeight  # noqa: E402
+from a3b_engine.config import ModelConfig  # noqa: E402
+from a3b_engine.kernels import support  # noqa: E402
+from a3b_engine.model.text import TextModel  # noqa: E402
+from a3b_engine.runtime.cache import SequenceState  # noqa: E402
+from a3b_engine.runtime.forward import forward_chunks  # noqa: E402
+from a3b_engine.runtime.prefill import KERNELS, FastText  # noqa: E402
 
 BF16 = torch.bfloat16
+
+
+class Stopwatch:
+    """Seconds of the work queued inside the block, the device's included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+
+    def __enter__(self) -> Stopwatch:
+        self._wait()
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._wait()
+        self.seconds = time.perf_counter() - self._began
 
 
 def float32_twin(weights: dict) -> dict:
@@ -73,8 +95,8 @@ def run(model: TextModel | FastText, config: ModelConfig, ids: list[int], dtype:
 
 def errors(device: torch.device, where: support.Target) -> dict:
     """Relative error of the last logits against float32, four layers of the published kind: plain bfloat16 path and kernels."""
-    config = published_config(4)
-    weights = lively(random_weights(config, device, BF16))
+    config = model_config(ModelShape(layers=4))
+    weights = lively(RandomWeights(config).load(device, BF16, dequantize=False))
     plain, exact = TextModel(config.text, weights), TextModel(config.text, float32_twin(weights))
     fast, found = FastText(plain, where), {}
     generator = torch.Generator().manual_seed(5)
@@ -106,8 +128,8 @@ def profile(call: Callable[[], object]) -> dict:
 
 
 def speed(options: argparse.Namespace, device: torch.device, where: support.Target) -> dict:
-    config = published_config(options.layers)
-    weights = random_weights(config, device, BF16)
+    config = model_config(ModelShape(layers=options.layers))
+    weights = RandomWeights(config).load(device, BF16, dequantize=False)
     # The tokens' own part stays the larger one through all layers, so that tokens go to experts of their own: the dearest case.
     weights["embed_tokens.weight"].mul_(50.0)
     plain = TextModel(config.text, weights)

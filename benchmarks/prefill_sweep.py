@@ -6,8 +6,8 @@ import itertools
 from typing import Callable, Iterator
 
 import torch
-from full_shape import published_config
 
+from a3b_engine.bench.shape import ModelShape, model_config
 from a3b_engine.kernels import support
 from a3b_engine.kernels.attention_prefill import AttentionPrefillPlan, AttentionTiles
 from a3b_engine.kernels.deltanet_prefill import DeltaRulePlan, ScanTiles
@@ -39,7 +39,7 @@ def per_launch(call: Callable[[int], object], count: int) -> float:
 
 def candidates(device: torch.device, where: support.Target) -> Iterator[tuple[str, str, Callable[[], Callable[[int], object]]]]:
     """(what, tiles, function that prepares the call to time)."""
-    config, launchers = published_config(4).text, Launchers(where)
+    config, launchers = model_config(ModelShape(layers=4)).text, Launchers(where)
     copies = [
         ([random_fp8((rows, 2048), (128, 128), device, seed=n) for rows in (8192, 4096)], random_fp8((2048, 4096), (128, 128), device, seed=n))
         for n in range(4)

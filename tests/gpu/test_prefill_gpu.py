@@ -22,8 +22,9 @@ class Case:
     def __init__(self) -> None:
         sys.path.insert(0, str(BENCHMARKS))
         import prefill as benchmark
-        from full_shape import published_config, random_weights
 
+        from a3b_engine.bench.shape import ModelShape, model_config
+        from a3b_engine.bench.weights import RandomWeights
         from a3b_engine.kernels import support
         from a3b_engine.model.text import TextModel
         from a3b_engine.runtime.prefill import KERNELS, FastText
@@ -32,8 +33,8 @@ class Case:
         if self.where is None:
             pytest.skip("the kernels are not written for this GPU")
         self.kernels, self.usable, self.relative_error = KERNELS, support.usable, support.relative_error
-        self.config = published_config(4)
-        weights = benchmark.lively(random_weights(self.config, self.where.device, torch.bfloat16))
+        self.config = model_config(ModelShape(layers=4))
+        weights = benchmark.lively(RandomWeights(self.config).load(self.where.device, torch.bfloat16, dequantize=False))
         self.plain = TextModel(self.config.text, weights)
         self.exact = TextModel(self.config.text, benchmark.float32_twin(weights))
         self.fast = FastText(self.plain, self.where)
