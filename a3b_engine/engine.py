@@ -24,8 +24,8 @@ from .runtime.answer import Answer, TokenEvent
 from .runtime.cache import SequenceState
 from .runtime.forward import PREFILL_CHUNK, forward_chunks
 from .runtime.generation import Generation
+from .runtime.place import working_on
 from .runtime.runner import Runner, working_bytes
-from .runtime.threads import suitable_threads
 from .runtime.vision_graph import VisionRunner
 from .sampling import SamplingParams
 
@@ -114,7 +114,8 @@ class Engine:
                 self._weights = self.parts.weights.load(self.device, self.dtype, self._dequantize, progress, cancel)
                 vision = VisionRunner(VisionModel(self.config.vision, self._weights)) if self.has_vision else None
                 text = TextModel(self.config.text, self._weights)
-                self._runner = Runner(text, self.config, self.tokenizer.size, self.context)
+                with working_on(self.device, self.config.text.hidden_size):
+                    self._runner = Runner(text, self.config, self.tokenizer.size, self.context)
                 self._text, self._vision = text, vision
             except BaseException:
                 self.unload_weights()
@@ -189,7 +190,7 @@ class Engine:
     def _encode(self, prepared: PreparedImage) -> ImageFeatures:
         with self._lock:
             self._require_loaded()
-            with suitable_threads(self.device, self.config.vision.hidden_size):
+            with working_on(self.device, self.config.vision.hidden_size):
                 features = self._vision.encode(to_patches(prepared, self.parts.processor, self.device), prepared.grid)
         return ImageFeatures(features=features.cpu(), grid=prepared.grid, picture=prepared.pixels, source=self._source)
 
@@ -249,7 +250,7 @@ class Engine:
         generation = Generation(self.config, self.tokenizer, sampling, room=room, **options)
         tokens = len(token_ids) + min(room, sampling.max_new_tokens)
         try:
-            with suitable_threads(self.device, self.config.text.hidden_size):
+            with working_on(self.device, self.config.text.hidden_size):
                 return generation.run(
                     len(token_ids), sum(image.n_tokens for image in images),
                     lambda poll: self._runner.start(token_ids, images, sampling, tokens, poll),

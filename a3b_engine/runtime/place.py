@@ -1,4 +1,4 @@
-"""How many threads a model on the CPU uses."""
+"""Which device is current, and how many threads are used, while a model works."""
 
 from __future__ import annotations
 
@@ -13,8 +13,16 @@ NARROW = 1024
 
 
 @contextmanager
-def suitable_threads(device: torch.device, hidden_size: int) -> Iterator[None]:
-    """One thread for a narrow model on the CPU, for as long as it runs; the host's setting comes back in any case."""
+def working_on(device: torch.device, hidden_size: int) -> Iterator[None]:
+    """Settings of the thread and the process while a model of that width works on a device; the host's come back in any case.
+
+    A CUDA device is made the current one: kernels are launched on that, whichever device their tensors are on. A narrow
+    model on the CPU gets one thread.
+    """
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            yield
+        return
     if device.type != "cpu" or hidden_size > NARROW:
         yield
         return
