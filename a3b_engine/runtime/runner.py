@@ -56,6 +56,17 @@ class Runner:
         Returns the steps of the answer, and how many tokens of the prompt an earlier one had left behind. `poll` is
         called between chunks, now and later, and may raise. Call `finish` in any case.
         """
+        try:
+            return self._start(token_ids, images, sampling, tokens, poll)
+        except Exception as problem:
+            if not _is_of_triton(problem):
+                raise
+            self._give_kernels_up(problem)
+            return self._start(token_ids, images, sampling, tokens, poll)
+
+    def _start(
+        self, token_ids: Sequence[int], images: Sequence[ImageFeatures], sampling: SamplingParams, tokens: int, poll: Callable[[], None]
+    ) -> tuple[Steps, int]:
         state = self._state_for(tokens)
         hidden, kept = prefill(
             self._forward, self._config, state, self._prefixes, token_ids, images,
@@ -128,9 +139,13 @@ class Runner:
 
     def _choose_kernels(self, where: Target) -> None:
         """Take the kernels that work on this device and for this model. The first engine on a device runs their self-tests."""
-        from . import decode, prefill as fast
-
         began = time.perf_counter()
+        try:
+            from . import decode
+            from . import prefill as fast
+        except Exception as problem:  # a Triton whose language lacks what a kernel is written in
+            log.warning("%s: plain PyTorch is used, the kernels cannot be read by this Triton (%s)", where.device, type(problem).__name__)
+            return
         all_usable(decode.KERNELS + decode.FASTER + fast.KERNELS, where.device)  # together, which takes least time
         try:
             if all_usable(decode.KERNELS, where.device):
@@ -146,6 +161,18 @@ class Runner:
                 *("kernels" if used else "plain PyTorch" for used in (self.decodes_by_kernels, self.prefills_by_kernels)),
                 time.perf_counter() - began,
             )  # fmt: skip
+
+    def _give_kernels_up(self, problem: Exception) -> None:
+        """A kernel passed its check and yet cannot be built for this model on this card: for want of registers, say."""
+        reason = f"{type(problem).__name__}: {problem}".encode("ascii", "replace").decode("ascii").splitlines()[0][:200]
+        log.warning("%s: plain PyTorch is used from here on, a kernel cannot be built: %s", self._device, reason)
+        self.release()
+        self._forward, self.decodes_by_kernels = self._model, False
+
+
+def _is_of_triton(problem: Exception) -> bool:
+    """Whether Triton itself raised: its compiler, or the check of what a card has."""
+    return type(problem).__module__.partition(".")[0] == "triton"
 
 
 def working_bytes(config: TextConfig, dtype: torch.dtype, tokens: int, capacity: int | None = None) -> int:
