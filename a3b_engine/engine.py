@@ -191,8 +191,9 @@ class Engine:
         with self._lock:
             self._require_loaded()
             with working_on(self.device, self.config.vision.hidden_size):
-                features = self._vision.encode(to_patches(prepared, self.parts.processor, self.device), prepared.grid)
-        return ImageFeatures(features=features.cpu(), grid=prepared.grid, picture=prepared.pixels, source=self._source)
+                # Copied under the lock: the next picture of this size is written over it.
+                features = self._vision.encode(to_patches(prepared, self.parts.processor, self.device), prepared.grid).cpu()
+        return ImageFeatures(features=features, grid=prepared.grid, picture=prepared.pixels, source=self._source)
 
     @property
     def _source(self) -> str:
@@ -237,7 +238,9 @@ class Engine:
             if rendered.opens_thinking and not thinking:  # a template that always thinks: close the block at once
                 sampling = replace(sampling, thinking_budget=0)
             placed = [prompt.images[span.image_index] for span in rendered.image_spans]
-            self._check_budget(self.working_bytes(len(rendered.token_ids) + sampling.max_new_tokens))
+            tokens = min(len(rendered.token_ids) + sampling.max_new_tokens, self.context)
+            self._check_budget(self.working_bytes(tokens))
+            self._runner.limit_kept(tokens, self._room())
             return self._write(rendered.token_ids, placed, sampling, thinking=rendered.opens_thinking, matcher=matcher, on_token=on_token, cancel=cancel)
 
     def _write(self, token_ids: list[int], images: Sequence[ImageFeatures], sampling: SamplingParams, **options: Any) -> Answer:
@@ -249,14 +252,15 @@ class Engine:
             )
         generation = Generation(self.config, self.tokenizer, sampling, room=room, **options)
         tokens = len(token_ids) + min(room, sampling.max_new_tokens)
+        runner = self._runner  # a caller's on_token may unload
         try:
             with working_on(self.device, self.config.text.hidden_size):
                 return generation.run(
                     len(token_ids), sum(image.n_tokens for image in images),
-                    lambda poll: self._runner.start(token_ids, images, sampling, tokens, poll),
+                    lambda poll: runner.start(token_ids, images, sampling, tokens, poll),
                 )  # fmt: skip
         finally:
-            self._runner.finish()
+            runner.finish()
 
     @torch.no_grad()
     def logits(
@@ -307,6 +311,12 @@ class Engine:
     def _require_loaded(self) -> None:
         if not self.is_loaded:
             raise NotLoadedError(f"{self.name}: the weights are not loaded. Call load_weights() first.")
+
+    def _room(self) -> int | None:
+        """Bytes that the budget leaves beside the weights and the graphs of pictures; None without one."""
+        if self.vram_budget is None:
+            return None
+        return self.vram_budget - self.weight_bytes - (self._vision.nbytes if self._vision is not None else 0)
 
     def _check_budget(self, working: int) -> None:
         if self.vram_budget is None:

@@ -77,7 +77,7 @@ def _check(options: argparse.Namespace) -> None:
         value = getattr(options, name)
         if not low <= value <= high:
             raise ConfigError(f"--{name}: found {value}, expected a whole number from {low} to {high}.")
-    if not (math.isfinite(options.vram_gb) and options.vram_gb >= 0):
+    if not (math.isfinite(options.vram_gb * 1e9) and options.vram_gb >= 0):
         raise MemoryBudgetError(f"--vram-gb: found {options.vram_gb}, expected gigabytes, or 0 for no cap.")
 
 

@@ -156,9 +156,12 @@ def _inspect(device: torch.device) -> Target | str:
         from triton import language as tl
     except Exception as problem:  # a broken install raises more than ImportError
         return f"Triton cannot be imported ({type(problem).__name__})"
-    capability = torch.cuda.get_device_capability(device)
+    try:
+        capability = torch.cuda.get_device_capability(device)
+        count = torch.cuda.get_device_properties(device).multi_processor_count
+    except Exception as problem:
+        return f"the card cannot be asked what it is ({type(problem).__name__})"
     if capability < (8, 0):
         return f"compute capability {capability[0]}.{capability[1]} is below 8.0"
     can_overlap = capability >= (9, 0) and hasattr(getattr(tl.extra, "cuda", None), "gdc_wait")
-    count = torch.cuda.get_device_properties(device).multi_processor_count
     return Target(device, capability, count, fp8_native=capability >= (8, 9), pdl=can_overlap)

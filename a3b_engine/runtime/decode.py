@@ -8,7 +8,7 @@ device, so that a captured step is replayed for every token.
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Sequence
 
 import torch
 
@@ -27,12 +27,12 @@ from ..model.deltanet import DeltaNetWeights
 from ..model.linear import Weight
 from ..model.text import LayerWeights, TextModel
 from .cache import SequenceState
+from .capture import Launch, captured
 
 # Whose self-tests speak for this module.
 KERNELS = ("begin_step", "fp8_gemv", "dense_gemv", "router", "moe_decode", "attention_decode", "deltanet_decode", "sampler")
 # Faster forms of some of them, which are taken by themselves where they work.
 FASTER = ("fp8_gemv.matrix_units", "moe_decode.matrix_units")
-Launch = Callable[[], None]
 
 
 def trial_step(model: TextModel, where: Target) -> None:
@@ -169,22 +169,6 @@ class DecodeStep:
                 self._deltanet_scratch, self._deltanet_plan, config, pdl=where.pdl,
             ),
         ], out  # fmt: skip
-
-
-def captured(work: Launch, device: torch.device) -> torch.cuda.CUDAGraph:
-    """`work` as a graph, after a first run on a side stream that compiles what is not compiled yet."""
-    with torch.cuda.device(device):
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            work()
-        torch.cuda.current_stream().wait_stream(side)
-        side.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        # thread_local: whatever other threads of the process do on the card meanwhile is none of this capture's business.
-        with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
-            work()
-    return graph
 
 
 def _product(matrices: Sequence[Weight], where: Target, *, tail: Sequence[torch.Tensor] = (), **options) -> GemvPlan:

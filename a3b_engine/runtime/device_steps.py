@@ -19,7 +19,8 @@ from ..kernels.support import Target
 from ..model.text import TextModel
 from ..sampling import NO_CHOICE, NOT_FINITE, SamplingParams
 from .cache import SequenceState
-from .decode import DecodeStep, captured
+from .capture import captured
+from .decode import DecodeStep
 from .forward import ForwardModel, forward_chunks
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,9 @@ class DeviceBuffers:
         self.result.copy_(self.sampler.result, non_blocking=True)
 
     def to_device(self, tokens: Sequence[int]) -> torch.Tensor:
-        """Token ids as int64 on the device without waiting for it."""
+        """Token ids as int64 on the device without waiting for it, unless they are more than wait on the host."""
+        if len(tokens) > STAGING:
+            return torch.tensor(tokens, dtype=torch.int64, device=self.device)
         if self._next_staged + len(tokens) > STAGING:
             if self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).synchronize()  # everything staged so far has been read

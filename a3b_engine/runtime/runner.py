@@ -103,6 +103,17 @@ class Runner:
             return {"sequence": self._running.nbytes if self._running is not None else 0, "decode": 0, "prefixes": self._prefixes.nbytes}
         return {"sequence": buffers.state.nbytes, "decode": buffers.nbytes - buffers.state.nbytes, "prefixes": self._prefixes.nbytes}
 
+    def limit_kept(self, tokens: int, room: int | None) -> None:
+        """Bound what is kept of prompts so that it fits in `room` bytes (None: no bound of its own) beside an answer that
+        makes its prompt `tokens` long; what is too much already goes now."""
+        limit = PREFIX_BYTES
+        if room is not None:
+            tokens = max(tokens, self._buffers.capacity if self._buffers is not None else 0)  # larger buffers stay
+            others = self.working_bytes(tokens) - _kept_bytes(self._config.text, self._dtype, tokens)
+            limit = max(0, min(limit, room - others))
+        self._prefixes.limit_bytes = limit
+        self._prefixes.drop(self._prefixes.nbytes - limit)
+
     def working_bytes(self, tokens: int) -> int:
         """Bytes beside the weights for a prompt with its answer of `tokens` tokens, what is held already included."""
         return working_bytes(self._config.text, self._dtype, tokens, self._capacity(tokens) if self.decodes_by_kernels else None)
@@ -181,8 +192,12 @@ def working_bytes(config: TextConfig, dtype: torch.dtype, tokens: int, capacity:
     chunk = min(tokens, PREFILL_CHUNK)
     # Widest activations of a prefill chunk: about ten float32 operands of a DeltaNet layer.
     activations = chunk * (10 * 4 * config.conv_dim + 8 * dtype.itemsize * config.hidden_size)
-    prefixes = min(PREFIX_BYTES, 2 * snapshot_bytes(config, tokens, dtype))
     # A group of experts made dense: three matrices, one of them also as float32 while it is multiplied out.
     experts = dense_elements_at_once(config) * (3 * dtype.itemsize + 8) if capacity is None else 0
     sampling = (8 if capacity is None else 32) * config.vocab_size
-    return sequence_bytes(config, tokens, dtype, capacity) + activations + prefixes + experts + sampling
+    return sequence_bytes(config, tokens, dtype, capacity) + activations + _kept_bytes(config, dtype, tokens) + experts + sampling
+
+
+def _kept_bytes(config: TextConfig, dtype: torch.dtype, tokens: int) -> int:
+    """Bytes of the two points that are kept of a prompt."""
+    return min(PREFIX_BYTES, 2 * snapshot_bytes(config, tokens, dtype))

@@ -10,7 +10,7 @@ from collections import OrderedDict
 import torch
 
 from ..model.vision import VisionModel
-from .decode import captured
+from .capture import captured
 
 MOST_GRAPHS = 3
 MOST_PATCHES = 2304  # larger pictures keep the card busy by themselves, and their graphs would hold much memory

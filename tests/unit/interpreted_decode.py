@@ -212,3 +212,12 @@ def test_a_model_the_kernels_cannot_take_runs_without_them():
     weights_of = make_model("dense")
     weights_of.layers[0].mixer.__dict__["qkv"] = weights_of.layers[0].mixer.qkv.double()
     assert not Runner(weights_of, CONFIG, REAL, 64).decodes_by_kernels
+
+
+@pytest.mark.parametrize("count", [device_steps.STAGING, device_steps.STAGING + 1])
+def test_as_many_forced_tokens_as_a_grammar_likes(model, count):
+    """A schema with a long constant forces all of it at once."""
+    buffers = device_steps.DeviceBuffers(model, CONFIG, REAL, 64, WHERE)
+    tokens = [number % 40 for number in range(count)]
+    for _ in range(2):
+        assert buffers.to_device(tokens).tolist() == tokens

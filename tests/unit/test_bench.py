@@ -175,6 +175,7 @@ def test_lengths_that_were_not_asked_for_shrink_to_the_model():
         (["--device", "cpu", "--seed", "-1"], "--seed: found -1"),
         (["--device", "cpu", "--format", "int2"], "--format: found 'int2'"),
         (["--device", "cpu", "--vram-gb", "nan"], "--vram-gb: found nan"),
+        (["--device", "cpu", "--vram-gb", "1e300"], "--vram-gb: found 1e+300"),
         (["--device", "cpu", "--context", "0"], "--context: found 0"),
         (["--device", "cpu", "--context", "999999999"], "--context: found 999999999, expected 1 to 261952"),
         (["--device", "cpu", "--prompt", "300000"], "--prompt: found 300000"),

@@ -1,5 +1,6 @@
 """The engine's public face on a small random checkpoint: opening, loading, bad folders and options, logits."""
 
+from concurrent.futures import ThreadPoolExecutor
 import json
 import shutil
 import threading
@@ -220,3 +221,26 @@ def test_a_default_dtype_set_by_others_does_not_matter(engine):
         assert torch.equal(engine.encode_image(picture(64, 96))[0].features, expected)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+def test_a_picture_is_copied_before_another_thread_may_encode(random_checkpoint, monkeypatch):
+    """On a card the features stand in a graph's buffer until the next picture."""
+    engine = Engine.load(random_checkpoint, context=256)
+    held = []
+
+    class Features:
+        def cpu(self):
+            with ThreadPoolExecutor(1) as pool:
+                held.append(not pool.submit(lambda: engine._lock.acquire(blocking=False) and engine._lock.release() is None).result())
+            return torch.zeros(4, 8)
+
+    monkeypatch.setattr(engine._vision, "encode", lambda patches, grid: Features())
+    engine.encode_image(picture())
+    assert held == [True]
+    engine.close()
+
+
+def test_unloading_while_a_token_is_reported(random_checkpoint):
+    engine = Engine.load(random_checkpoint, context=256)
+    answer = engine.generate(Prompt(user="Tell me"), GREEDY, on_token=lambda event: engine.unload_weights())
+    assert answer.usage.completion_tokens and not engine.is_loaded

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -240,3 +241,21 @@ def test_kept_prompts_go_before_buffers(engine):
     assert engine.release_caches() == left > 0 and engine.cached_bytes == 0
     again = engine.generate(Prompt(user="Tell me"), GREEDY)
     assert again.usage.kept_tokens == 0 and again.text == first.text
+
+
+def test_kept_prompts_stay_within_the_budget(random_checkpoint):
+    """vram_gb is a hard limit, however many prompts came before."""
+    engine = Engine.load(random_checkpoint, context=2048)
+    system, kept = "You draw. " * 60, []
+    tokens = len(engine.render(Prompt(system=system + "99", user="99")).token_ids) + 2
+    budget = engine.weight_bytes + engine.working_bytes(tokens)
+    engine.close()
+    engine = Engine.load(random_checkpoint, context=2048, vram_budget=budget)
+    for number in range(10, 70):
+        prompt = Prompt(system=system + str(number), user=str(number))
+        held = []
+        engine.generate(prompt, replace(GREEDY, max_new_tokens=2), on_token=lambda event: held.append(engine.memory()["total"]))
+        assert max(held) <= budget and engine.memory()["total"] <= budget
+        kept.append(engine.generate(prompt, replace(GREEDY, max_new_tokens=2, seed=1)).usage.kept_tokens)
+    assert min(kept) > 0  # the last prompt is kept all the same
+    engine.close()

@@ -66,6 +66,16 @@ def test_importing_the_pack_leaves_triton_alone():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("triton", ["absent", "broken"])
+def test_without_triton_the_engine_and_the_commands_are_there(triton, tmp_path):
+    """No wheel of it exists for macOS, and on Windows it is a package of its own."""
+    cause = "ModuleNotFoundError('no triton', name='triton')" if triton == "absent" else "RuntimeError('wrong glibc')"
+    (tmp_path / "triton.py").write_text(f"raise {cause}\n", encoding="utf-8")
+    modules = "a3b_engine.engine, a3b_engine.runtime.runner, a3b_engine.runtime.vision_graph, a3b_engine.bench.bench, a3b_engine.cli.generate"
+    done = process("-c", f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import {modules}")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_cpu_takes_the_plain_path(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     monkeypatch.setattr(support, "_targets", {})

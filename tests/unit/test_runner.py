@@ -104,6 +104,19 @@ def test_a_card_too_old_is_told_once(card, caplog, capability, words):
     assert words in record.getMessage() and "the plain path is used" in record.getMessage()
 
 
+def test_a_card_that_does_not_answer_is_told_once(card, caplog, monkeypatch):
+    pytest.importorskip("triton")
+
+    def silent(self, device):
+        raise RuntimeError("driver")
+
+    monkeypatch.setattr(Cuda, "get_device_capability", silent)
+    device = card()
+    with caplog.at_level(logging.WARNING):
+        assert support.target(device) is None
+    assert "RuntimeError" in caplog.records[0].getMessage()
+
+
 def test_no_triton_is_told_once(card, caplog):
     device = card(triton=False)
     with caplog.at_level(logging.WARNING):
