@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from dataclasses import replace
@@ -132,24 +133,23 @@ class Engine:
 
     close = unload_weights
 
-    def release_caches(self, wanted: int | None = None) -> int:
-        """Give back what is on the device beside the weights until `wanted` bytes are free (None: all of it): kept prompts
-        first, then graphs of pictures, then buffers and graphs of decoding. Returns the bytes.
+    def release_caches(self, wanted: float = math.inf) -> int:
+        """Give back what is on the device beside the weights until `wanted` bytes are free: kept prompts first, then graphs of
+        pictures, then buffers and graphs of decoding. Returns the bytes.
 
         The next answer makes again what it needs.
         """
+        freed = 0
         with self._lock:
             if self._runner is None:
                 return 0
-            prompts = self._runner.nbytes()["prefixes"]
-            freed = self._runner.release(min(wanted, prompts) if wanted is not None else None)
-            if self._vision is not None and (wanted is None or freed < wanted):
-                freed += self._vision.release()
-            if wanted is not None and freed < wanted:
-                freed += self._runner.release()
+            pictures = [self._vision.release] if self._vision is not None else []
+            for give_back in [lambda: self._runner.drop_kept(wanted), *pictures, self._runner.release]:
+                if freed < wanted:
+                    freed += give_back()
             if freed and self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            return freed
+        return freed
 
     def memory(self) -> dict[str, int]:
         """Bytes held now: weights on the device; sequence (of the running answer, or set aside for the next one), decode
@@ -238,9 +238,6 @@ class Engine:
             if rendered.opens_thinking and not thinking:  # a template that always thinks: close the block at once
                 sampling = replace(sampling, thinking_budget=0)
             placed = [prompt.images[span.image_index] for span in rendered.image_spans]
-            tokens = min(len(rendered.token_ids) + sampling.max_new_tokens, self.context)
-            self._check_budget(self.working_bytes(tokens))
-            self._runner.limit_kept(tokens, self._room())
             return self._write(rendered.token_ids, placed, sampling, thinking=rendered.opens_thinking, matcher=matcher, on_token=on_token, cancel=cancel)
 
     def _write(self, token_ids: list[int], images: Sequence[ImageFeatures], sampling: SamplingParams, **options: Any) -> Answer:
@@ -250,9 +247,11 @@ class Engine:
             raise PromptError(
                 f"The prompt has {len(token_ids)} tokens, the context only {self.context}. Raise `context` on Load A3B Model, shorten the text, or encode pictures smaller."
             )
-        generation = Generation(self.config, self.tokenizer, sampling, room=room, **options)
         tokens = len(token_ids) + min(room, sampling.max_new_tokens)
+        self._check_budget(self.working_bytes(tokens))
         runner = self._runner  # a caller's on_token may unload
+        runner.limit_kept(tokens, self._room())
+        generation = Generation(self.config, self.tokenizer, sampling, room=room, **options)
         try:
             with working_on(self.device, self.config.text.hidden_size):
                 return generation.run(

@@ -36,12 +36,12 @@ from a3b_engine.kernels.moe_decode import ExpertsPlan  # noqa: E402
 from a3b_engine.kernels.router import RouterPlan  # noqa: E402
 
 HIDDEN, INNER, VOCABULARY, TOP_K, LIMIT = 2048, 512, 248320, 8, 1e-5
-PREDICTED = {"qkv_z_b_a": 8.9, "q_k_v": 6.9, "out": 4.4, "router": 3.5, "router_two_launches": 5.0, "up": 7.2, "down": 4.8, "head": 225.0}
-RECORDED = {"qkv_z_b_a": 8.7, "q_k_v": 6.7, "out": 4.0, "router": 3.8, "router_two_launches": 3.3, "up": 7.5, "down": 4.3, "head": 222.0}
+PREDICTED = {"qkv_z_b_a": 8.9, "q_k_v": 6.9, "out": 4.4, "router": 5.0, "up": 7.2, "down": 4.8, "head": 225.0}
+RECORDED = {"qkv_z_b_a": 8.7, "q_k_v": 6.7, "out": 4.0, "router": 3.3, "up": 7.5, "down": 4.3, "head": 222.0}
 SELF_TESTS = ("fp8_gemv", "fp8_gemv.matrix_units", "dense_gemv", "router", "moe_decode", "moe_decode.matrix_units")
 TABLE_KEYS = {
     "qkv_z_b_a": "fp8_many_rows", "q_k_v": "fp8_many_rows", "out": "fp8_few_rows", "router": "router",
-    "router_two_launches": "router", "up": "expert_up", "down": "expert_down", "head": "dense_many_rows",
+    "up": "expert_up", "down": "expert_down", "head": "dense_many_rows",
 }  # fmt: skip
 Make = Callable[[int, "TileConfig | None"], "Case"]
 
@@ -114,8 +114,7 @@ class Bench:
     def makers(self) -> dict[str, Make]:
         return {
             "qkv_z_b_a": self.deltanet_projections, "q_k_v": self.attention_projections, "out": self.output_projection,
-            "router": lambda layer, config: self.router(layer, config, True),
-            "router_two_launches": lambda layer, config: self.router(layer, config, False),
+            "router": self.router,
             "up": self.up, "down": self.down, "head": self.logits,
         }  # fmt: skip
 
@@ -151,9 +150,9 @@ class Bench:
         plan = DenseGemv([self.head[:8192]], self.target, norm=self.norm, config=config, **self.options)  # float64 of it all is 4 GB
         return Case(case.launch, case.nbytes, self._product(plan, self.stream).error)
 
-    def router(self, layer: int, config: TileConfig | None, one_launch: bool) -> Case:
+    def router(self, layer: int, config: TileConfig | None) -> Case:
         plan = RouterPlan(
-            *self.routers[layer], TOP_K, self.target, norm=self.norm, one_launch=one_launch, config=config, **self.options
+            *self.routers[layer], TOP_K, self.target, norm=self.norm, config=config, **self.options
         )  # fmt: skip
 
         def error() -> float:
@@ -216,7 +215,7 @@ class Bench:
 def candidates(name: str) -> Iterator[TileConfig]:
     """Configurations worth trying: all columns of a row at once, 16 to 128 bytes of weights a thread; one program a tile, and
     a few programs a multiprocessor with several tiles each."""
-    key, itemsize = TABLE_KEYS[name], 2 if name in ("router", "router_two_launches", "head") else 1
+    key, itemsize = TABLE_KEYS[name], 2 if name in ("router", "head") else 1
     columns, across = {"out": 4096, "down": INNER}.get(name, HIDDEN), {"up": 2, "down": TOP_K}.get(name, 1)
     for rows, warps in itertools.product((1, 2, 4, 8), (1, 2, 4, 8, 16)):
         bytes_of_thread = rows * columns * across * itemsize / (32 * warps)

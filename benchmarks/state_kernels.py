@@ -8,7 +8,6 @@ JSON object. Predicted for one H200, microseconds a call, before each was measur
 early launch, 2026-11-30 (torch 2.11, Triton 3.6):
 
     call                     before   now   what was changed
-    norm                        2.1   1.6   nothing; another run
     deltanet                    4.5   3.6   ring and taps read ahead of the wait, state written behind the meeting of the
                                             programs of a head, 16 columns and one warp a program
     attention at 512           10.4   5.9   first rows of each slice read ahead of the wait, the new token in a program of its
@@ -44,14 +43,13 @@ from kernels import microseconds  # noqa: E402
 from a3b_engine.kernels import sampler, support  # noqa: E402
 from a3b_engine.kernels.attention_decode import AttentionPlan, AttentionScratch, attention_decode, plan_attention  # noqa: E402
 from a3b_engine.kernels.deltanet_decode import DeltaNetPlan, DeltaNetScratch, deltanet_decode, plan_deltanet  # noqa: E402
-from a3b_engine.kernels.norms import add_rms_norm  # noqa: E402
 from a3b_engine.kernels.sampler import DeviceSampler  # noqa: E402
 from a3b_engine.kernels.shapes import PUBLISHED  # noqa: E402
 from a3b_engine.sampling import Sampler, SamplingParams  # noqa: E402
 
 LAYERS, VOCABULARY, REAL = 10, 248320, 248077
 PREDICTED = {
-    "norm": 2.1, "deltanet": 3.6, "attention 512": 6.5, "attention 8192": 10.0, "attention 32768": 22.0,
+    "deltanet": 3.6, "attention 512": 6.5, "attention 8192": 10.0, "attention 32768": 22.0,
     "sample top_k 20": 9.0, "sample greedy": 9.0, "sample sorted": 250.0,
 }  # fmt: skip
 ATTENTION = tuple(itertools.product((64, 128), (16, 32, 64), ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3))))
@@ -74,10 +72,9 @@ class Layers:
         self.rings = [normal(4, 8192, dtype=bf16) for _ in range(count)]
         self.taps = [normal(8192, 4, dtype=bf16) for _ in range(count)]
         self.qkv, self.z, self.out = normal(9216, dtype=bf16), normal(4096, dtype=bf16), normal(4096, dtype=bf16)
-        self.residual = normal(2048)
-        self.head_norm, self.norm, self.small = normal(256) * 0.1, normal(2048) * 0.1, normal(128)
+        self.head_norm, self.small = normal(256) * 0.1, normal(128)
         self.gates = normal(64, dtype=bf16)
-        self.partial, self.logits = normal(4, 2048), normal(VOCABULARY)
+        self.logits = normal(VOCABULARY)
         self.length = torch.zeros(1, dtype=torch.int64, device=self.device)
 
     def attention(self, plan: AttentionPlan, tokens: int, pdl: bool) -> float:
@@ -99,9 +96,6 @@ class Layers:
             )  # fmt: skip
 
         return microseconds([lambda i=i: launch(i) for i in range(len(self.states))])
-
-    def norms(self, pdl: bool) -> float:
-        return microseconds([lambda: add_rms_norm(self.partial, self.residual, self.norm, 1e-6, self.out[:2048], pdl=pdl)] * LAYERS)
 
     def sample(self, params: SamplingParams, pdl: bool) -> float:
         device = DeviceSampler(VOCABULARY, REAL, (), self.device)
@@ -162,13 +156,13 @@ def main() -> None:
         with ProcessPoolExecutor(min(14, os.cpu_count() or 1), multiprocessing.get_context("spawn")) as pool:
             list(pool.map(compile_candidate, (*ATTENTION, *DELTANET)))
     report: dict = {"card": torch.cuda.get_device_name(), "self_tests": {}, "predicted": PREDICTED, "microseconds": {}}
-    for kernel in ("norms", "attention_decode", "deltanet_decode", "sampler"):
+    for kernel in ("attention_decode", "deltanet_decode", "sampler"):
         report["self_tests"][kernel] = support.usable(kernel, "cuda")
     report["sampler_mistakes"] = sampler_mistakes(where.device)
     layers = Layers(where, max(options.contexts) + 1)
     attention, deltanet = plan_attention(PUBLISHED, torch.bfloat16, where), plan_deltanet(PUBLISHED, where)
     for pdl in sorted({False, where.pdl}):
-        times = {"norm": layers.norms(pdl), "deltanet": layers.deltanet(deltanet, pdl)}
+        times = {"deltanet": layers.deltanet(deltanet, pdl)}
         times |= {f"attention {tokens}": layers.attention(attention, tokens, pdl) for tokens in options.contexts}
         times |= {"sample top_k 20": layers.sample(SamplingParams(), pdl), "sample greedy": layers.sample(SamplingParams(temperature=0.0), pdl)}
         times["sample sorted"] = layers.sample(SamplingParams(top_k=0), False)

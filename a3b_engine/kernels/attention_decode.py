@@ -21,7 +21,7 @@ from ..config import TextConfig
 from ..model.attention import causal_attention
 from ..model.linear import rms_norm
 from ..model.rotary import mrope_cos_sin, rotate
-from .norms import rounded
+from .rounding import rounded
 from .rows import let_next_start, wait_for_inputs
 from .shapes import self_test_sizes
 from .support import Target, UnsupportedByKernel, relative_error, self_test

@@ -16,7 +16,7 @@ import triton.language as tl
 from ..config import TextConfig
 from ..model.deltanet import DeltaNetState, causal_conv, delta_rule_step
 from ..model.linear import gated_rms_norm
-from .norms import rounded
+from .rounding import rounded
 from .rows import let_next_start, wait_for_inputs
 from .shapes import self_test_sizes
 from .support import Target, UnsupportedByKernel, relative_error, self_test
@@ -157,17 +157,17 @@ class DeltaNetScratch:
 
 
 def ring_from_conv(conv: torch.Tensor, length: int, ring: torch.Tensor) -> None:
-    """Fill ring [kernel, conv_dim] from `DeltaNetState.conv` [conv_dim, kernel-1] (oldest first) after `length` tokens."""
-    kernel = ring.shape[0]
+    """Fill ring [..., kernel, conv_dim] from `DeltaNetState.conv` [..., conv_dim, kernel-1] (oldest first) after `length` tokens."""
+    kernel = ring.shape[-2]
     for back in range(1, kernel):
-        ring[(length - back) % kernel] = conv[:, kernel - 1 - back]
-    ring[length % kernel] = 0.0  # written before it is read
+        ring[..., (length - back) % kernel, :] = conv[..., kernel - 1 - back]
 
 
-def conv_from_ring(ring: torch.Tensor, length: int) -> torch.Tensor:
-    """The way back: [conv_dim, kernel-1], oldest first."""
-    kernel = ring.shape[0]
-    return torch.stack([ring[(length - back) % kernel] for back in range(kernel - 1, 0, -1)], dim=1)
+def conv_from_ring(ring: torch.Tensor, length: int, conv: torch.Tensor) -> None:
+    """The way back: fill conv from ring."""
+    kernel = ring.shape[-2]
+    for back in range(1, kernel):
+        conv[..., kernel - 1 - back] = ring[..., (length - back) % kernel, :]
 
 
 def deltanet_decode(

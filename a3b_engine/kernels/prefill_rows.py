@@ -15,11 +15,12 @@ from ..model.linear import gated_rms_norm, rms_norm
 from ..model.rotary import rotate
 from .configs import next_power_of_two
 from .launcher import TRITON_TYPES, Launcher, Launchers
-from .norms import check_width
 from .rows import let_next_start, wait_for_inputs
 from .shapes import self_test_sizes
 from .support import Target, UnsupportedByKernel, relative_error, self_test
 from .weight_tiles import saturated
+
+MAX_WIDTH = 8192  # one program holds a row in registers
 
 
 @triton.jit(do_not_specialize=["row_step", "slice_step"])
@@ -158,7 +159,8 @@ class RowKernels:
     """The launches of this module for one model's sizes."""
 
     def __init__(self, config: TextConfig, launchers: Launchers) -> None:
-        check_width(config.hidden_size)
+        if config.hidden_size > MAX_WIDTH:
+            raise UnsupportedByKernel(f"rows of {config.hidden_size} are wider than the {MAX_WIDTH} one program holds")
         for name in ("head_dim", "linear_key_head_dim", "linear_value_head_dim"):
             size = getattr(config, name)
             if size & (size - 1) or not 8 <= size <= 256:

@@ -16,17 +16,21 @@ import triton.language as tl
 
 from ..model.moe import MoEWeights
 from .configs import TileConfig, configuration, fitted, next_power_of_two
-from .gemv import GemvPlan, code_format, common_format, readable
-from .rows import let_next_start, multiply, wait_for_inputs
+from .gemv import GemvPlan, code_format
+from .rows import let_next_start, wait_for_inputs
 from .support import Target, UnsupportedByKernel, relative_error, self_test
 
 
 @triton.jit
-def choose(logits, ids, shares, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr):
-    """logits float32 [EXPERTS + 1], the last the shared expert's -> ids int32 [TOP_K], shares float32 [TOP_K + 1]."""
+def choose_kernel(
+    logits, ids, shares,
+    EXPERTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """logits float32 [EXPERTS + 1], the last the shared expert's -> ids int32 [TOP_K], shares float32 [TOP_K + 1]. One program."""
+    let_next_start(PDL)
+    wait_for_inputs(PDL)
     index = tl.arange(0, WIDTH)
-    # Not from this multiprocessor's cache: other programs of the same launch may just have written them.
-    value = tl.load(logits + index, mask=index < EXPERTS, other=0.0, cache_modifier=".cg")
+    value = tl.load(logits + index, mask=index < EXPERTS, other=0.0)
     broken = tl.max((value != value).to(tl.int32), 0)
     value = tl.where(value == value, tl.maximum(value, -3.0e38), -3.0e38) + 0.0
     # As integers in the same order: one instruction finds the largest of a warp.
@@ -45,49 +49,14 @@ def choose(logits, ids, shares, EXPERTS: tl.constexpr, WIDTH: tl.constexpr, TOP_
     weight = tl.where(broken > 0, float("nan"), tl.exp(logit - tl.max(logit, 0)))
     tl.store(ids + slot, chosen, mask=slot < TOP_K)
     tl.store(shares + slot, weight / tl.sum(weight, 0), mask=slot < TOP_K)
-    shared = tl.load(logits + EXPERTS, cache_modifier=".cg")
+    shared = tl.load(logits + EXPERTS)
     tl.store(shares + TOP_K, 1.0 / (1.0 + tl.exp(-shared)))
 
 
-@triton.jit
-def router_kernel(
-    x, norm, router, switch, logits, ids, shares, arrivals, eps,
-    K: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr, PIECES: tl.constexpr,
-    EXPERTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, ALIGNED: tl.constexpr,
-    MASKED: tl.constexpr, NORM: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """Logits and choice in one launch: the program that arrives last chooses. Which one that is does not show in the result.
-
-    router [EXPERTS, K], switch [1, K]; arrivals int32 [1], zero before and after. The next kernel starts only after this
-    one has waited: it may read x at once.
-    """
-    multiply(
-        x, norm, logits, logits, router, switch, router, router, router, router, router, router, EXPERTS, 1, 0, 0,
-        eps, tl.program_id(0), tl.num_programs(0), 0, 0,
-        K, "dense", 0, 0, GROUP, 1, ROWS, GROUPS, PIECES, 1, 2, ALIGNED, MASKED, NORM, False, PDL, PDL,
-    )  # fmt: skip
-    tl.debug_barrier()  # every thread has stored its logits before one of them reports the arrival
-    arrived = tl.atomic_add(arrivals, 1, sem="acq_rel")
-    if arrived == tl.num_programs(0) - 1:
-        choose(logits, ids, shares, EXPERTS, WIDTH, TOP_K, TOP_WIDTH)
-        tl.store(arrivals, 0)
-
-
-@triton.jit
-def choose_kernel(
-    logits, ids, shares,
-    EXPERTS: tl.constexpr, WIDTH: tl.constexpr, TOP_K: tl.constexpr, TOP_WIDTH: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """`choose` as a launch of its own, one program."""
-    let_next_start(PDL)
-    wait_for_inputs(PDL)
-    choose(logits, ids, shares, EXPERTS, WIDTH, TOP_K, TOP_WIDTH)
-
-
 class RouterPlan:
-    """router [E, K] and switch [1, K], dense and of one dtype. norm: as in GemvPlan. one_launch: the choice is made by the
-    program of the first launch that ends last, else by a second launch. With programmatic dependent launch the kernel behind
-    this plan may read x at once (ExpertsPlan's early_x).
+    """router [E, K] and switch [1, K], dense and of one dtype. norm: as in GemvPlan. Two launches: logits, then the choice;
+    made by the last program of the first one it took longer. With programmatic dependent launch the kernel behind this plan
+    may read x at once (ExpertsPlan's early_x).
 
     After a call `ids` int32 [top_k] holds the chosen experts and `shares` float32 [top_k + 1] their shares and the shared
     expert's; `logits` float32 [E + 1] stays readable. The three tensors are the plan's and never move.
@@ -95,7 +64,7 @@ class RouterPlan:
 
     def __init__(
         self, router: torch.Tensor, switch: torch.Tensor, top_k: int, target: Target, *, norm: torch.Tensor | None = None,
-        eps: float = 1e-6, pdl: bool = False, one_launch: bool = False, config: TileConfig | None = None,
+        eps: float = 1e-6, pdl: bool = False, config: TileConfig | None = None,
     ) -> None:  # fmt: skip
         experts, columns = router.shape
         if code_format(router, target).name != "dense" or router.dtype != switch.dtype or switch.shape != (1, columns):
@@ -103,42 +72,19 @@ class RouterPlan:
         if experts * columns >= 1 << 31 or not 1 <= top_k <= experts:
             raise UnsupportedByKernel(f"{top_k} of {experts} experts")
         config = config or fitted(configuration("router", target), experts + 1, columns, target)
-        form = common_format([router, switch], target)
-        groups = max(1, config.columns // form.group)
-        pieces = -(-columns // (groups * form.group))
         self.router, self.switch, self.norm, self.eps, self.top_k = router, switch, norm, eps, top_k
         device = target.device
         self.ids = torch.zeros(top_k, dtype=torch.int32, device=device)
         self.shares = torch.zeros(top_k + 1, dtype=torch.float32, device=device)
         self.logits = torch.zeros(experts + 1, dtype=torch.float32, device=device)
-        self._arrivals = torch.zeros(1, dtype=torch.int32, device=device)
         self._sizes = dict(EXPERTS=experts, WIDTH=next_power_of_two(experts), TOP_K=top_k, TOP_WIDTH=next_power_of_two(top_k))
         self._pdl = dict(PDL=True, launch_pdl=True) if pdl and target.pdl else dict(PDL=False)
-        self._separate = None if one_launch else GemvPlan([router, switch], config, target, norm=norm, eps=eps, pdl=pdl, late=True)
-        tiles = -(-experts // config.rows) + 1
-        self._grid = (tiles,)
-        self._matrices = (readable(router, form), readable(switch, form))
-        self._options = dict(
-            K=columns, GROUP=form.group, ROWS=config.rows, GROUPS=groups, PIECES=pieces, NORM=norm is not None,
-            ALIGNED=router.data_ptr() % 16 == 0 and switch.data_ptr() % 16 == 0,
-            MASKED=experts % config.rows != 0 or config.rows > 1 or groups * form.group * pieces != columns, num_warps=config.warps,
-        )  # fmt: skip
+        self._product = GemvPlan([router, switch], config, target, norm=norm, eps=eps, pdl=pdl, late=True)
 
     def __call__(self, x: torch.Tensor) -> None:
         """x [K], any float type. Only launches."""
-        if self._separate is not None:
-            self._separate(x, self.logits)
-            choose_kernel[(1,)](self.logits, self.ids, self.shares, **self._sizes, **self._pdl, num_warps=1)
-            return
-        router_kernel[self._grid](
-            x, self.norm if self.norm is not None else self.logits, *self._matrices,
-            self.logits, self.ids, self.shares, self._arrivals, self.eps,
-            **self._sizes, **self._options, **self._pdl,
-        )  # fmt: skip
-
-    def reset(self) -> None:
-        """After a launch that did not come to its end: the count of arrivals begins at zero again."""
-        self._arrivals.zero_()
+        self._product(x, self.logits)
+        choose_kernel[(1,)](self.logits, self.ids, self.shares, **self._sizes, **self._pdl, num_warps=1)
 
     @property
     def nbytes(self) -> int:
@@ -163,18 +109,17 @@ def router_of(weights: MoEWeights, top_k: int, target: Target, **options: object
 
 @self_test("router", limit=1e-5)
 def check(target: Target) -> float:
-    """Both ways of launching, twice each; wrong ids make the error infinite."""
+    """Twice; wrong ids make the error infinite."""
     device, worst = target.device, 0.0
     generator = torch.Generator(device=device).manual_seed(1)
     x = torch.randn(320, device=device, generator=generator)
     norm = torch.randn(320, device=device, generator=generator) * 0.1
     router = (torch.randn(40, 320, device=device, generator=generator) * 0.1).to(torch.bfloat16)
     switch = (torch.randn(1, 320, device=device, generator=generator) * 0.1).to(torch.bfloat16)
-    for one_launch in (True, False):
-        plan = RouterPlan(router, switch, 5, target, norm=norm, one_launch=one_launch, config=TileConfig(4, 256, 1))
-        ids, shares = plan.reference(x, torch.float64)
-        for _ in range(2):
-            plan.ids.fill_(-1)
-            plan(x)
-            worst = max(worst, relative_error(plan.shares, shares), 0.0 if torch.equal(plan.ids.long(), ids) else float("inf"))
+    plan = RouterPlan(router, switch, 5, target, norm=norm, config=TileConfig(4, 256, 1))
+    ids, shares = plan.reference(x, torch.float64)
+    for _ in range(2):
+        plan.ids.fill_(-1)
+        plan(x)
+        worst = max(worst, relative_error(plan.shares, shares), 0.0 if torch.equal(plan.ids.long(), ids) else float("inf"))
     return worst

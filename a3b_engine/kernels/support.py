@@ -114,7 +114,7 @@ def _run_self_test(kernel: str, where: Target) -> str:
     try:
         importlib.import_module("." + kernel.partition(".")[0], __package__)
         check, limit = _tests[kernel]
-        with torch.no_grad(), _on(where.device):  # settings of a thread, and this may be any
+        with torch.no_grad(), on_device(where.device):  # settings of a thread, and this may be any
             error = check(where)
             if where.device.type == "cuda":
                 torch.cuda.synchronize(where.device)
@@ -125,7 +125,8 @@ def _run_self_test(kernel: str, where: Target) -> str:
     return "" if error <= limit else f"its self-test is off by {error:.2e} where {limit:.0e} is allowed"
 
 
-def _on(device: torch.device) -> ContextManager[object]:
+def on_device(device: torch.device) -> ContextManager[object]:
+    """A CUDA device as the current one: kernels are launched on that, whichever device their tensors are on."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

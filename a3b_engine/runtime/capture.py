@@ -6,12 +6,14 @@ from typing import Callable
 
 import torch
 
+from ..kernels.support import on_device
+
 Launch = Callable[[], None]
 
 
 def captured(work: Launch, device: torch.device) -> torch.cuda.CUDAGraph:
     """`work` as a graph, after a first run on a side stream that compiles what is not compiled yet."""
-    with torch.cuda.device(device):
+    with on_device(device):
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):

@@ -15,12 +15,12 @@ import torch
 from ..checkpoint.scaled import ScaledWeight
 from ..kernels.attention_decode import AttentionScratch, attention_decode, plan_attention
 from ..kernels.begin_step import begin_step
-from ..kernels.deltanet_decode import DeltaNetScratch, deltanet_decode, plan_deltanet
+from ..kernels.deltanet_decode import DeltaNetScratch, conv_from_ring, deltanet_decode, plan_deltanet, ring_from_conv
 from ..kernels.dense_gemv import DenseGemv
 from ..kernels.fp8_gemv import Fp8Gemv
 from ..kernels.gemv import GemvPlan
 from ..kernels.moe_decode import ExpertsPlan
-from ..kernels.router import RouterPlan, router_of
+from ..kernels.router import router_of
 from ..kernels.support import Target, UnsupportedByKernel
 from ..model.attention import AttentionWeights
 from ..model.deltanet import DeltaNetWeights
@@ -50,7 +50,7 @@ class DecodeStep:
 
     def __init__(self, model: TextModel, state: SequenceState, token: torch.Tensor, where: Target) -> None:
         config = model.config
-        self._model, self._state, self._where, self._token = model, state, where, token
+        self._model, self._state, self._where = model, state, where
         device, dtype = where.device, model.embedding.dtype
         self._attention_plan = plan_attention(config, dtype, where)
         self._attention_scratch = AttentionScratch(config, self._attention_plan, device)
@@ -65,7 +65,6 @@ class DecodeStep:
         self.logits = torch.zeros(config.vocab_size, dtype=torch.float32, device=device)
         ring = (len(config.linear_attention_layers), config.linear_conv_kernel_dim, config.conv_dim)
         self._rings = torch.zeros(ring, dtype=dtype, device=device)
-        self._routers: list[RouterPlan] = []
         self._launches: list[Launch] = [lambda: begin_step(token, model.embedding, self._stream, self._length, self._position)]
         for index, layer in enumerate(model.layers):
             self._launches += self._layer(index, layer)
@@ -78,17 +77,13 @@ class DecodeStep:
     def enter(self) -> None:
         """Take over the sequence as prefill left it. Call before the first step and after every `leave`."""
         state = self._state
-        kernel = self._rings.shape[1]
-        for back in range(1, kernel):
-            self._rings[:, (state.length - back) % kernel] = state.conv[:, :, kernel - 1 - back]
+        ring_from_conv(state.conv, state.length, self._rings)
         self._length.fill_(state.length - 1)  # a step begins by counting
         self._position.fill_(state.next_position - 1)
 
     def leave(self) -> None:
         """Hand the sequence back for prefill to go on with it."""
-        kernel = self._rings.shape[1]
-        for back in range(1, kernel):
-            self._state.conv[:, :, kernel - 1 - back] = self._rings[:, (self._state.length - back) % kernel]
+        conv_from_ring(self._rings, self._state.length, self._state.conv)
 
     def launch(self) -> None:
         """Queue one token on the current stream; nothing is waited for."""
@@ -104,10 +99,7 @@ class DecodeStep:
             launch()
 
     def capture(self) -> None:
-        """Record the step as a graph. Runs a few throw-away tokens first: call before `enter`."""
-        for router in self._routers:
-            router.reset()
-        self._deltanet_scratch.arrived.zero_()
+        """Record the step as a graph. Runs a throw-away token first: call before `enter`."""
         self._length.fill_(-1)
         self._position.fill_(-1)
         self._graph = captured(self.launch_one_by_one, self._where.device)
@@ -132,7 +124,6 @@ class DecodeStep:
             launches, out = self._deltanet(index, layer.mixer, first)
         router = router_of(layer.moe, config.num_experts_per_tok, where, **post)
         experts = ExpertsPlan(layer.moe, config.num_experts_per_tok, where, early_x=True, **post)  # the router was the launch ahead
-        self._routers.append(router)
         mixed = self._mixed[: out.columns]
         return launches + [
             lambda: out(mixed, stream, stream),

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # Known tokens up to this many go one by one: a prefill of a few tokens reads nearly as much and launches more.
 ONE_BY_ONE = 16
-STAGING = 4096  # tokens and how many masks wait on the host to be copied
+STAGING = 4096  # tokens that may wait in pinned memory to be copied
 
 
 class DeviceBuffers:

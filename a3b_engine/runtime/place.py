@@ -7,6 +7,8 @@ from typing import Iterator
 
 import torch
 
+from ..kernels.support import on_device
+
 # Products this narrow take microseconds: a second thread costs more in waiting than it does in work, and on a busy
 # machine ten times as much (a 256 wide model wrote 9 tokens a second with two threads, and 111 with one).
 NARROW = 1024
@@ -16,15 +18,11 @@ NARROW = 1024
 def working_on(device: torch.device, hidden_size: int) -> Iterator[None]:
     """Settings of the thread and the process while a model of that width works on a device; the host's come back in any case.
 
-    A CUDA device is made the current one: kernels are launched on that, whichever device their tensors are on. A narrow
-    model on the CPU gets one thread.
+    A CUDA device is made the current one, a narrow model on the CPU gets one thread.
     """
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            yield
-        return
     if device.type != "cpu" or hidden_size > NARROW:
-        yield
+        with on_device(device):
+            yield
         return
     before = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -8,8 +8,7 @@ way, they are float16 (kernels/weight_tiles.py).
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from typing import ContextManager, Sequence
+from typing import Sequence
 
 import torch
 
@@ -20,7 +19,7 @@ from ..kernels.launcher import Launchers
 from ..kernels.moe_prefill import ExpertsPrefillPlan
 from ..kernels.prefill_rows import RowKernels
 from ..kernels.route_prefill import RoutePlan
-from ..kernels.support import Target, UnsupportedByKernel
+from ..kernels.support import Target, UnsupportedByKernel, on_device
 from ..model.attention import AttentionWeights, KeyValueStore
 from ..model.deltanet import DeltaNetState, DeltaNetWeights
 from ..model.rotary import mrope_cos_sin
@@ -98,7 +97,7 @@ class FastText:
         if matrix:
             scratch.get("matrix", self.dtype, matrix)
         first, delta = True, Delta(aligned(x.to(self.dtype)), 1, 1, 0)
-        with self._on_device():
+        with on_device(self.target.device):
             angles = mrope_cos_sin(positions, self.config) if self.config.full_attention_layers else None
             call = Call(scratch, tokens, self.dtype, angles, matrix)
             for layer, state in zip(self._layers, states, strict=True):
@@ -114,10 +113,6 @@ class FastText:
 
     def _add(self, delta: Delta, residual: torch.Tensor, norm: torch.Tensor, out: torch.Tensor, inverse: torch.Tensor, first: bool = False) -> None:
         self._rows.add_norm(delta.values, delta.slices, delta.row_step, delta.slice_step, residual, norm, out, inverse, first=first)
-
-    def _on_device(self) -> ContextManager:
-        device = self.target.device
-        return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Call:

@@ -48,6 +48,10 @@ class Runner:
             self._choose_kernels(self._target)
         self._running: SequenceState | None = None
 
+    @property
+    def prefills_by_kernels(self) -> bool:
+        return self._forward is not self._model
+
     def start(
         self, token_ids: Sequence[int], images: Sequence[ImageFeatures], sampling: SamplingParams, tokens: int, poll: Callable[[], None]
     ) -> tuple[Steps, int]:
@@ -83,14 +87,13 @@ class Runner:
         """The answer is over, however it ended."""
         self._running = None
 
-    def release(self, wanted: int | None = None) -> int:
-        """Give back what can be made again until `wanted` bytes are free (None: all of it); returns the bytes freed.
+    def drop_kept(self, wanted: float) -> int:
+        """Give up kept prompts, least recently used first, until `wanted` bytes are free; returns the bytes."""
+        return self._prefixes.drop(wanted)
 
-        Kept prompts go first, the least recently used one ahead of the others; then buffers and graphs.
-        """
+    def release(self) -> int:
+        """Give back all that can be made again, buffers and graphs too; returns the bytes."""
         held = sum(self.nbytes().values())
-        if wanted is not None and wanted <= self._prefixes.nbytes:
-            return self._prefixes.drop(wanted)
         self._prefixes.clear()
         self._buffers = self._running = None
         return held
@@ -144,10 +147,6 @@ class Runner:
 
         return DeviceBuffers(self._model, self._config, self._real_tokens, self._capacity(tokens), self._target)
 
-    @property
-    def prefills_by_kernels(self) -> bool:
-        return self._forward is not self._model
-
     def _choose_kernels(self, where: Target) -> None:
         """Take the kernels that work on this device and for this model. The first engine on a device runs their self-tests."""
         began = time.perf_counter()
@@ -157,7 +156,7 @@ class Runner:
         except Exception as problem:  # a Triton whose language lacks what a kernel is written in
             log.warning("%s: plain PyTorch is used, the kernels cannot be read by this Triton (%s)", where.device, type(problem).__name__)
             return
-        all_usable(decode.KERNELS + decode.FASTER + fast.KERNELS, where.device)  # together, which takes least time
+        all_usable(decode.KERNELS + decode.FASTER + fast.KERNELS, where.device)  # together, which takes least time; asked again below
         try:
             if all_usable(decode.KERNELS, where.device):
                 decode.trial_step(self._model, where)

@@ -1,7 +1,11 @@
-"""What the tests of the benchmark share: a tiny shape, and settings that take seconds on a CPU."""
+"""What the tests of the benchmark share: a tiny shape and its engine, and settings that take seconds on a CPU."""
 
+import pytest
+
+from a3b_engine.bench.made_up import made_up_parts
 from a3b_engine.bench.measure import BenchSettings
 from a3b_engine.bench.shape import ModelShape
+from a3b_engine.engine import Engine
 from a3b_engine.options import EngineOptions
 
 TINY = ModelShape(
@@ -14,3 +18,11 @@ QUICK = BenchSettings(
     panels=2, rounds=1, copy_bytes=1 << 20, profile_steps=4,
 )  # fmt: skip
 CPU = EngineOptions.checked("cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    engine = Engine.from_parts(made_up_parts(TINY))
+    engine.load_weights()
+    yield engine
+    engine.close()

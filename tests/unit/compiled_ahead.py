@@ -8,7 +8,6 @@ asked for before the wait for the kernel ahead}. Run in a process of its own, wi
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import torch
 import triton
+from compiling import in_a_cache_of_its_own
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -112,8 +112,10 @@ def launches(target):
     plan = DenseGemv([bf16(24832, 2048)], target, **common)
     record("head", gemv, "gemv_kernel", lambda: plan(x, out))
     matrix, switch, ids, shares = bf16(256, 2048), bf16(1, 2048), torch.zeros(8, dtype=torch.int32), torch.zeros(9)
-    plan = router.RouterPlan(matrix, switch, 8, target, one_launch=True, **common)
-    record("router", router, "router_kernel", lambda: plan(x))
+    plan = router.RouterPlan(matrix, switch, 8, target, **common)
+    record("router", gemv, "gemv_kernel", lambda: plan._product(x, plan.logits))
+    plan._product = lambda *ignored: None
+    record("choice", router, "choose_kernel", lambda: plan(x))
     for name, make in (("fp8", fp8), ("bf16", bf16)):
         stacks = ExpertWeights(make(4, 512, 2048), make(4, 512, 2048), make(4, 2048, 512))
         weights = MoEWeights(bf16(4, 2048), stacks, make(512, 2048), make(512, 2048), make(2048, 512), switch)
@@ -152,7 +154,4 @@ def main():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache
-        main()
+    in_a_cache_of_its_own(main)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 import triton
+from compiling import in_a_cache_of_its_own
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -128,7 +129,4 @@ def main():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache
-        main()
+    in_a_cache_of_its_own(main)

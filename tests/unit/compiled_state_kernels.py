@@ -7,7 +7,6 @@ Prints one JSON object: architecture -> launch -> {"stack": bytes spilled per th
 """
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,12 +15,13 @@ from pathlib import Path
 
 import torch
 import triton
+from compiling import in_a_cache_of_its_own
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from a3b_engine.kernels import attention_decode, deltanet_decode, norms, sampler  # noqa: E402
+from a3b_engine.kernels import attention_decode, deltanet_decode, sampler  # noqa: E402
 from a3b_engine.kernels.shapes import PUBLISHED  # noqa: E402
 from a3b_engine.kernels.support import Target  # noqa: E402
 from a3b_engine.sampling import SamplingParams  # noqa: E402
@@ -42,10 +42,10 @@ class Recorder:
 
 
 def launches(target):
-    """name -> (kernel, recorded launch) of one attention layer, one DeltaNet layer, a norm and the sampler."""
+    """name -> (kernel, recorded launch) of one attention layer, one DeltaNet layer and the sampler."""
     config, pdl = PUBLISHED, target.pdl
     places = [
-        (norms, "_add_rms_norm"), (attention_decode, "_attend"), (attention_decode, "_combine"), (deltanet_decode, "_deltanet"),
+        (attention_decode, "_attend"), (attention_decode, "_combine"), (deltanet_decode, "_deltanet"),
         (sampler, "score"), (sampler, "shortlist"), (sampler, "choose"), (sampler, "settle"), (sampler, "draw_uniform"),
         (sampler, "count_one"), (sampler, "count_all"),
     ]  # fmt: skip
@@ -55,7 +55,6 @@ def launches(target):
         setattr(module, name, recorders[name])
     values, half = torch.empty(1 << 16), torch.empty(1 << 16, dtype=torch.bfloat16)
     number = torch.zeros(1, dtype=torch.int64)
-    norms.add_rms_norm(values[: 4 * 2048].view(4, 2048), half[:2048], values[:2048], 1e-6, half[2048:4096], pdl=pdl)
     plan = attention_decode.plan_attention(config, torch.bfloat16, target)
     scratch = attention_decode.AttentionScratch(config, plan, CPU)
     cache = torch.empty(2, 4096, 2, 256, dtype=torch.bfloat16)
@@ -111,7 +110,4 @@ def main():
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as cache:
-        os.environ["TRITON_CACHE_DIR"] = cache
-        main()
+    in_a_cache_of_its_own(main)

@@ -214,16 +214,15 @@ class TestDenseGemv:
             DenseGemv([torch.ones(8, 16, dtype=torch.int8)], NATIVE)
 
 
-@pytest.mark.parametrize("one_launch", [True, False], ids=["one launch", "two launches"])
 class TestRouter:
     CONFIG = TileConfig(8, 128, 1)
 
-    def plan(self, matrix, top_k, one_launch, **options):
-        return RouterPlan(matrix, normal(1, matrix.shape[1], seed=9), top_k, NATIVE, one_launch=one_launch, config=self.CONFIG, **options)
+    def plan(self, matrix, top_k, **options):
+        return RouterPlan(matrix, normal(1, matrix.shape[1], seed=9), top_k, NATIVE, config=self.CONFIG, **options)
 
     @pytest.mark.parametrize("experts, top_k", [(1, 1), (8, 8), (37, 5), (64, 8)])
-    def test_ids_and_shares(self, experts, top_k, one_launch):
-        plan = self.plan(normal(experts, 136, seed=2) * 0.1, top_k, one_launch, norm=normal(136, seed=3) * 0.2)
+    def test_ids_and_shares(self, experts, top_k):
+        plan = self.plan(normal(experts, 136, seed=2) * 0.1, top_k, norm=normal(136, seed=3) * 0.2)
         for seed in (4, 5):
             x = normal(136, seed=seed)
             plan(x)
@@ -231,30 +230,30 @@ class TestRouter:
             assert plan.ids.tolist() == ids.tolist()
             assert relative_error(plan.shares, shares) < LIMIT
 
-    def test_agrees_with_the_model(self, one_launch):
+    def test_agrees_with_the_model(self):
         matrix, x = normal(24, 136, seed=2) * 0.1, normal(136, seed=4)
-        plan = self.plan(matrix, 6, one_launch)
+        plan = self.plan(matrix, 6)
         plan(x)
         share, chosen = route(x[None], matrix, 6)
         assert plan.ids.tolist() == chosen[0].tolist()
         assert relative_error(plan.shares[:6], share[0]) < LIMIT
         assert abs(plan.shares[6] - torch.sigmoid(x @ plan.switch[0])) < 1e-6
 
-    def test_ties_go_to_the_lower_id(self, one_launch):
+    def test_ties_go_to_the_lower_id(self):
         matrix = torch.zeros(24, 16)
         matrix[[3, 9, 20], 0] = 2.0
         matrix[15, 0] = 5.0
-        plan = self.plan(matrix, 6, one_launch)
+        plan = self.plan(matrix, 6)
         plan(torch.eye(16)[0])
         assert plan.ids.tolist() == [15, 3, 9, 20, 0, 1]
 
     @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-    def test_broken_logits_still_give_experts(self, bad, one_launch):
+    def test_broken_logits_still_give_experts(self, bad):
         """An id out of range would make the next kernel read a wild address."""
         for broken in (range(24), (0, 5), (23,)):
             matrix = normal(24, 16, seed=2).abs() + 0.1
             matrix[list(broken), 0] = bad
-            plan = self.plan(matrix, 6, one_launch)
+            plan = self.plan(matrix, 6)
             plan(torch.ones(16))
             ids = set(plan.ids.tolist())
             assert len(ids) == 6 and min(ids) >= 0 and max(ids) < 24
@@ -263,8 +262,8 @@ class TestRouter:
             if bad is torch.nan:
                 assert plan.shares[:6].isnan().all()
 
-    def test_large_logits(self, one_launch):
-        plan = self.plan(normal(24, 16, seed=2) * 1e4, 6, one_launch)
+    def test_large_logits(self):
+        plan = self.plan(normal(24, 16, seed=2) * 1e4, 6)
         plan(torch.ones(16))
         assert plan.shares.isfinite().all() and abs(plan.shares[:6].sum() - 1) < 1e-6
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_samples import CPU, QUICK, TINY
+from bench_samples import CPU, QUICK, TINY, tiny  # noqa: F401
 
 from a3b_engine.__main__ import main
 from a3b_engine.bench import bench as bench_module
@@ -31,14 +31,6 @@ def report():
     lines = []
     result = Bench(made_up_parts(TINY), CPU, QUICK, lines.append).run()
     return {**result, "said": lines}
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    engine = Engine.from_parts(made_up_parts(TINY))
-    engine.load_weights()
-    yield engine
-    engine.close()
 
 
 def parsed(*arguments):

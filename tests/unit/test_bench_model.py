@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from bench_samples import QUICK, TINY
+from bench_samples import QUICK, TINY, tiny  # noqa: F401
 
 from a3b_engine.bench import machine
 from a3b_engine.bench.bandwidth import copy_rate, step_bytes
-from a3b_engine.bench.made_up import made_up_parts
 from a3b_engine.bench.measure import Subject
 from a3b_engine.bench.shape import CONTROL_TOKENS, ModelShape, model_config
 from a3b_engine.bench.vocabulary import synthetic_tokenizer
@@ -18,18 +17,9 @@ from a3b_engine.bench.weights import RandomWeights, RecordedWeights
 from a3b_engine.bench.words import sentences, text_of
 from a3b_engine.checkpoint.names import expected_tensors
 from a3b_engine.checkpoint.scaled import ScaledWeight
-from a3b_engine.engine import Engine
 from a3b_engine.errors import ConfigError
 from a3b_engine.prompt import Prompt
 from a3b_engine.sampling import SamplingParams
-
-
-@pytest.fixture(scope="module")
-def tiny():
-    engine = Engine.from_parts(made_up_parts(TINY))
-    engine.load_weights()
-    yield engine
-    engine.close()
 
 
 # The made-up model

@@ -50,9 +50,12 @@ def test_code_for_every_architecture():
     report = json.loads(done.stdout)
     assert sorted(report) == ["120", "80", "86", "89", "90"]
     for architecture, launches in report.items():
-        assert len(launches) == (8 if int(architecture) < 89 else 13)
+        assert len(launches) == (9 if int(architecture) < 89 else 14)
         for name, facts in launches.items():
             where = f"{name} on sm_{architecture}"
+            if name == "choice":  # reads no weights
+                assert facts["stack"] == 0, where
+                continue
             assert "v4.b32" in facts["weights"] and set(facts["weights"]) <= {"v4.b32", "v2.b32"}, where
             assert facts["stack"] <= 16, where
             one_tile = (name, architecture) != ("qkv z b a", "90")

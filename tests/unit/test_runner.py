@@ -120,7 +120,7 @@ def test_a_card_that_does_not_answer_is_told_once(card, caplog, monkeypatch):
 def test_no_triton_is_told_once(card, caplog):
     device = card(triton=False)
     with caplog.at_level(logging.WARNING):
-        assert support.target(device) is None and not support.usable("router", device) and not support.all_usable(("router", "norms"), device)
+        assert support.target(device) is None and not support.usable("router", device) and not support.all_usable(("router", "sampler"), device)
     (record,) = caplog.records
     assert "Triton cannot be imported" in record.getMessage()
 

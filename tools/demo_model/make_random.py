@@ -22,7 +22,8 @@ import torch
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from a3b_engine.checkpoint.names import expected_tensors  # the line above makes it importable
+from a3b_engine.bench.shape import CONTROL_TOKENS  # the line above makes it importable
+from a3b_engine.checkpoint.names import expected_tensors
 from a3b_engine.checkpoint.write import to_official, write_checkpoint, write_json
 from a3b_engine.config import ModelConfig
 
@@ -36,16 +37,8 @@ SPLIT = (
     r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
-# (content, special) in the order of the published tokenizer; ids follow the BPE.
-ADDED_TOKENS = (
-    ("<|endoftext|>", True), ("<|im_start|>", True), ("<|im_end|>", True),
-    ("<|object_ref_start|>", True), ("<|object_ref_end|>", True), ("<|box_start|>", True), ("<|box_end|>", True),
-    ("<|quad_start|>", True), ("<|quad_end|>", True), ("<|vision_start|>", True), ("<|vision_end|>", True),
-    ("<|vision_pad|>", True), ("<|image_pad|>", True), ("<|video_pad|>", True),
-    ("<tool_call>", False), ("</tool_call>", False), ("<|fim_prefix|>", False), ("<|fim_middle|>", False),
-    ("<|fim_suffix|>", False), ("<|fim_pad|>", False), ("<|repo_name|>", False), ("<|file_sep|>", False),
-    ("<tool_response>", False), ("</tool_response>", False), ("<think>", False), ("</think>", False),
-)  # fmt: skip
+# (content, special) in the order of the published tokenizer, as far as a demo model needs them; ids follow the BPE.
+ADDED_TOKENS = CONTROL_TOKENS[: CONTROL_TOKENS.index(("</think>", False)) + 1]
 
 CHAT_TEMPLATE = """\
 {#- Turns of a conversation for the demo models; same conventions as the published checkpoints. -#}
