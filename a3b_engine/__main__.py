@@ -10,7 +10,7 @@ from typing import Sequence
 from .cli.console import fail, use_utf8
 from .errors import A3BError
 
-COMMANDS = ("generate", "parse", "bench")
+COMMANDS = ("generate", "parse", "bench", "quantize")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -8,7 +8,9 @@ import torch
 
 from .errors import ConfigError, PromptError
 
-EXPERT_FORMATS = ("stored",)
+# Formats that experts are rounded to while they are loaded, and their bits.
+EXPERT_BITS = {"int4": 4, "int3": 3}
+EXPERT_FORMATS = ("stored", *EXPERT_BITS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 

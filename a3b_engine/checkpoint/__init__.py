@@ -12,7 +12,8 @@ from importlib import import_module
 _HOMES = {
     "CheckpointIndex": ".index",
     "LoadCancelled": ".reader",
-    "LoadPlan": ".plan",
+    "LoadPlan": ".storage",
+    "PackedWeight": ".packed",
     "ScaledWeight": ".scaled",
     "TensorInfo": ".header",
     "build_plan": ".plan",
@@ -24,7 +25,7 @@ _HOMES = {
 }
 
 __all__ = (
-    "CheckpointIndex", "LoadCancelled", "LoadPlan", "ScaledWeight", "TensorInfo", "build_plan", "expected_tensors",
+    "CheckpointIndex", "LoadCancelled", "LoadPlan", "PackedWeight", "ScaledWeight", "TensorInfo", "build_plan", "expected_tensors",
     "find_checkpoint_folders", "load_weights", "quantize_fp8_block", "write_checkpoint",
 )  # fmt: skip
 

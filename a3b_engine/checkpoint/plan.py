@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 import math
-from dataclasses import dataclass, field
-from pathlib import Path
 
 from ..config import ModelConfig
-from ..errors import CheckpointError
+from ..errors import CheckpointError, UnsupportedFormatError
+from .dialects import dialect_of, require_known_dialect
 from .dtypes import DENSE_CODES, DTYPE_BITS
 from .header import TensorInfo, shown
 from .index import CheckpointIndex
-from .names import DEFAULT_PREFIX, expected_tensors, is_expert_stack, kept_in_float32, may_stay_scaled, shapes_in_files, strip_prefix
-from .schemes import Module, classify, declared_block_size, group_modules, refuse_unsupported, scale_layout, scale_of, split_name
+from .names import DEFAULT_PREFIX, expected_tensors, is_expert_stack, shapes_in_files, strip_prefix
+from .packed_plan import PACKED_FORMATS, PackedEntry, packed_entry
+from .schemes import ADVICE, Module, classify, declared_block_size, group_modules, refuse_unsupported, scale_layout, scale_of, split_name
+from .storage import Entry, Fp8Storage, LoadPlan, Piece, rows_of, whole
 
 __all__ = ["Entry", "Fp8Storage", "LoadPlan", "Piece", "build_plan", "expected_tensors"]
 
@@ -26,78 +27,6 @@ log = logging.getLogger(__name__)
 # Activation and cache scales describe how other engines round activations; weights do not need them.
 _UNUSED_PARTS = frozenset({"input_scale", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale", "inv_freq"})
 _NAMED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A byte range of a file, and the tensor it belongs to (for messages)."""
-
-    name: str
-    file: Path
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Fp8Storage:
-    """Where the scales of an FP8 weight lie.
-
-    The pieces, joined, are the scale as `stored_shape`. Each row then stands for `row_repeat` rows, of which the first
-    `row_skip` do not belong to this weight (a fused gate|up whose halves meet inside a block), giving `shape`.
-    `copies` > 1 repeats a single stored value for every matrix of a stack.
-    """
-
-    block: tuple[int, int]
-    dtype: str
-    pieces: tuple[Piece, ...]
-    stored_shape: tuple[int, ...]
-    shape: tuple[int, ...]
-    row_repeat: int = 1
-    row_skip: int = 0
-    copies: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One engine weight: its pieces, joined in order, are its elements in row-major order."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    pieces: tuple[Piece, ...]
-    fp8: Fp8Storage | None = None
-
-    @property
-    def stays_scaled(self) -> bool:
-        return self.fp8 is not None and may_stay_scaled(self.name)
-
-
-@dataclass
-class LoadPlan:
-    """What to read for a model. `aliases` maps a weight to the one it shares memory with (tied head)."""
-
-    folder: Path
-    entries: dict[str, Entry]
-    aliases: dict[str, str]
-    has_vision: bool
-    unused: list[str] = field(default_factory=list)
-
-    def device_bytes(self, compute_dtype, dequantize: bool) -> int:
-        """Bytes the weights take when loaded with this compute dtype (a torch dtype)."""
-        total = 0
-        for entry in self.entries.values():
-            count = math.prod(entry.shape)
-            if entry.stays_scaled and not dequantize:
-                total += count + 4 * math.prod(entry.fp8.shape)
-            else:
-                total += count * (4 if kept_in_float32(entry.name) else compute_dtype.itemsize)
-        return total
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes read from the files."""
-        pieces = (piece for entry in self.entries.values() for piece in (*entry.pieces, *(entry.fp8.pieces if entry.fp8 else ())))
-        return sum(piece.nbytes for piece in pieces)
 
 
 def build_plan(index: CheckpointIndex, config: ModelConfig) -> LoadPlan:
@@ -120,6 +49,7 @@ class _Planner:
         self.prefix = DEFAULT_PREFIX
         modules = [module for module in group_modules(index.tensors.values()).values() if not self._is_mtp(module.name)]
         refuse_unsupported(modules, index.metadata, config.quantization, self.folder)
+        self.dialect = dialect_of(config.quantization, self.folder)
         self.modules = self._by_canonical_name(modules)
 
     @staticmethod
@@ -164,9 +94,11 @@ class _Planner:
 
     # Weights
 
-    def _plain(self, name: str, shape: tuple[int, ...]) -> Entry | None:
+    def _plain(self, name: str, shape: tuple[int, ...]) -> Entry | PackedEntry | None:
         module_name, part = split_name(name)
         module = self.modules.get(module_name)
+        if part == "weight" and module and (scheme := classify(module).scheme) in PACKED_FORMATS:
+            return self._packed(name, shape, [module], scheme)
         info = module.parts.get(part) if module else None
         if info is None:
             self.missing.append(self._file_name(name))
@@ -178,11 +110,18 @@ class _Planner:
         if part == "weight" and classify(module).scheme == "fp8":
             if len(info.shape) != 2:
                 raise CheckpointError(f"{info.file}: tensor {shown(info.name)} is stored as {info.dtype}, which only matrices may be.")
-            return Entry(name, shape, info.dtype, (_whole(info),), self._scales(module, info, info.shape, 0, info.shape[0]))
+            return Entry(name, shape, info.dtype, (whole(info),), self._scales(module, info, info.shape, 0, info.shape[0]))
         self._require_float(info)
-        return Entry(name, shape, info.dtype, (_whole(info),))
+        return Entry(name, shape, info.dtype, (whole(info),))
 
-    def _expert_stack(self, name: str, shape: tuple[int, ...]) -> Entry | None:
+    def _packed(self, name: str, shape: tuple[int, ...], modules: list[Module], scheme: str) -> PackedEntry:
+        example = modules[0].parts.get(PACKED_FORMATS[scheme].codes) or next(iter(modules[0].parts.values()))
+        require_known_dialect(scheme, self.dialect, example.name, self.folder)
+        entry, consumed = packed_entry(name, shape, modules, scheme, self.dialect)
+        self.consumed.update(consumed)
+        return entry
+
+    def _expert_stack(self, name: str, shape: tuple[int, ...]) -> Entry | PackedEntry | None:
         """gate, up or down of all experts of a layer, from one tensor per expert or from the fused tensors."""
         base, which = name.removesuffix(".weight").rsplit(".", 1)
         fused = [f"{base}.gate_up_proj", f"{base}.down_proj"]
@@ -193,6 +132,12 @@ class _Planner:
     def _fused_experts(self, name: str, shape: tuple[int, ...], module_name: str, which: str) -> Entry | None:
         count, rows, columns = shape
         module = self.modules.get(module_name)
+        if module and classify(module).scheme in PACKED_FORMATS:
+            info = next(iter(module.parts.values()))
+            raise UnsupportedFormatError(
+                f"{info.file}: tensor {shown(info.name)} holds all experts in one 4-bit tensor; they are read one tensor an expert. "
+                f"{ADVICE}"
+            )
         info = module.parts.get("weight") if module else None
         if info is None:
             self.missing.append(self.prefix + module_name)
@@ -203,20 +148,23 @@ class _Planner:
         self.consumed.add(info.name)
         first = rows if which == "up" else 0
         row_bytes = columns * DTYPE_BITS[info.dtype] // 8
-        pieces = (_whole(info),)
+        pieces = (whole(info),)
         if which != "down":
-            pieces = tuple(_rows(info, expert * file_rows + first, rows, row_bytes) for expert in range(count))
+            pieces = tuple(rows_of(info, expert * file_rows + first, rows, row_bytes) for expert in range(count))
         if classify(module).scheme == "fp8":
             return Entry(name, shape, info.dtype, pieces, self._scales(module, info, info.shape, first, rows))
         self._require_float(info)
         return Entry(name, shape, info.dtype, pieces)
 
-    def _separate_experts(self, name: str, shape: tuple[int, ...], base: str, which: str) -> Entry | None:
+    def _separate_experts(self, name: str, shape: tuple[int, ...], base: str, which: str) -> Entry | PackedEntry | None:
         count, rows, columns = shape
+        modules = [self.modules.get(f"{base}.{expert}.{which}_proj") for expert in range(count)]
+        schemes = {classify(module).scheme for module in modules if module}
+        if schemes & PACKED_FORMATS.keys():
+            return self._packed_experts(name, shape, base, which, modules, schemes)
         infos: list[TensorInfo] = []
         scales: list[Fp8Storage | None] = []
-        for expert in range(count):
-            module = self.modules.get(f"{base}.{expert}.{which}_proj")
+        for expert, module in enumerate(modules):
             info = module.parts.get("weight") if module else None
             if info is None:
                 self.missing.append(f"{self.prefix}{base}.{expert}.{which}_proj.weight")
@@ -233,17 +181,31 @@ class _Planner:
             return None
         kinds = {(info.dtype, scale and (scale.dtype, scale.block)) for info, scale in zip(infos, scales)}
         if len(kinds) > 1:
-            raise CheckpointError(
-                f"{infos[0].file}: the experts of {shown(f'{self.prefix}{base}')} are stored in different ways "
-                f"({', '.join(sorted({info.dtype for info in infos}))}, or different scale blocks); they must agree within a layer."
-            )
-        pieces = tuple(_whole(info) for info in infos)
+            raise self._different(infos[0], base, f"{', '.join(sorted({info.dtype for info in infos}))}, or different scale blocks")
+        pieces = tuple(whole(info) for info in infos)
         first = scales[0]
         if first is None:
             return Entry(name, shape, infos[0].dtype, pieces)
         scale_pieces = tuple(piece for scale in scales for piece in scale.pieces)
         storage = Fp8Storage(first.block, first.dtype, scale_pieces, (count, *first.stored_shape), (count, *first.shape))
         return Entry(name, shape, infos[0].dtype, pieces, storage)
+
+    def _packed_experts(
+        self, name: str, shape: tuple[int, ...], base: str, which: str, modules: list[Module | None], schemes: set[str | None]
+    ) -> PackedEntry | None:
+        missing = [f"{self.prefix}{base}.{expert}.{which}_proj" for expert, module in enumerate(modules) if module is None]
+        self.missing += missing
+        if missing:
+            return None
+        if len(schemes) > 1:
+            raise self._different(next(iter(modules[0].parts.values())), base, ", ".join(sorted(map(str, schemes))))
+        return self._packed(name, shape, modules, schemes.pop())
+
+    def _different(self, info: TensorInfo, base: str, ways: str) -> CheckpointError:
+        return CheckpointError(
+            f"{info.file}: the experts of {shown(f'{self.prefix}{base}')} are stored in different ways "
+            f"({ways}; one is {shown(info.name)}); they must agree within a layer."
+        )
 
     def _scales(self, module: Module, weight: TensorInfo, shape: tuple[int, ...], first: int, rows: int) -> Fp8Storage:
         """The scales of rows [first, first + rows) of each matrix of `weight` [N, K] or [E, N, K]."""
@@ -266,9 +228,9 @@ class _Planner:
         row_bytes = columns * DTYPE_BITS[scale.dtype] // 8
         stacked = 1 if layout.broadcast else count
         if start == 0 and stop == height:
-            pieces = (_whole(scale),)
+            pieces = (whole(scale),)
         else:
-            pieces = tuple(_rows(scale, matrix * height + start, stop - start, row_bytes) for matrix in range(stacked))
+            pieces = tuple(rows_of(scale, matrix * height + start, stop - start, row_bytes) for matrix in range(stacked))
         return Fp8Storage(
             block=(unit, layout.block[1]),
             dtype=scale.dtype,
@@ -336,11 +298,3 @@ class _Planner:
 
 def _first_few(items: list[str]) -> str:
     return ", ".join(shown(item) for item in items[:_NAMED]) + (", ..." if len(items) > _NAMED else "")
-
-
-def _whole(info: TensorInfo) -> Piece:
-    return Piece(info.name, info.file, info.offset, info.nbytes)
-
-
-def _rows(info: TensorInfo, first: int, count: int, row_bytes: int) -> Piece:
-    return Piece(info.name, info.file, info.offset + first * row_bytes, count * row_bytes)

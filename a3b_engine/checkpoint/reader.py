@@ -16,10 +16,11 @@ import torch
 
 from ..errors import A3BError
 from .dtypes import DTYPE_BITS, torch_dtype
-from .names import kept_in_float32
+from .names import kept_in_float32, may_stay_scaled
+from .packed import PackedWeight
 from .pipeline import CHUNK_BYTES, Job, run_jobs
-from .plan import Entry, Fp8Storage, LoadPlan, Piece
 from .scaled import ScaledWeight, dequantize_rows
+from .storage import Entry, Fp8Storage, LoadPlan, Piece
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +40,11 @@ def load_weights(
     progress: Callable[[int, int], None] | None = None,
     cancel: Callable[[], object] | None = None,
     include: Callable[[str], bool] = lambda canonical: True,
-) -> dict[str, torch.Tensor | ScaledWeight]:
+) -> dict[str, torch.Tensor | ScaledWeight | PackedWeight]:
     """Canonical name -> weight on `device`.
 
     Dense weights become `dtype`, norms, A_log and dt_bias float32. FP8 weights that the engine can use so stay
-    `ScaledWeight` (scales float32) unless `dequantize`; other FP8 weights become `dtype`. `include` selects by
+    `ScaledWeight` (scales float32) and 4-bit ones `PackedWeight` unless `dequantize`; others become `dtype`. `include` selects by
     canonical name. progress(done_bytes, total_bytes) and cancel() are called from this thread; cancel may raise, or
     return True for `LoadCancelled`. On any exception every buffer is released before it propagates.
     """
@@ -64,7 +65,7 @@ class _Loading:
     def __init__(self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress, cancel) -> None:
         self.device, self.dtype, self.dequantize = device, dtype, dequantize
         self.progress, self.cancel = progress, cancel
-        self.weights: dict[str, torch.Tensor | ScaledWeight] = {}
+        self.weights: dict[str, torch.Tensor | ScaledWeight | PackedWeight] = {}
         self.scales: dict[str, torch.Tensor] = {}
         self.jobs: list[Job] = []
         self.done = self.total = 0
@@ -75,7 +76,7 @@ class _Loading:
         self.scales.clear()
         self.jobs.clear()
 
-    def run(self, plan: LoadPlan, include: Callable[[str], bool]) -> dict[str, torch.Tensor | ScaledWeight]:
+    def run(self, plan: LoadPlan, include: Callable[[str], bool]) -> dict[str, torch.Tensor | ScaledWeight | PackedWeight]:
         aliases = {name: target for name, target in plan.aliases.items() if include(name)}
         wanted = {name for name in plan.entries if include(name)} | set(aliases.values())
         entries = [plan.entries[name] for name in plan.entries if name in wanted]
@@ -91,6 +92,10 @@ class _Loading:
             self._prepare(entry)
         self._run_jobs(self.device)
         self.scales.clear()
+        for entry in entries:
+            if not isinstance(entry, Entry) and (self.dequantize or not may_stay_scaled(entry.name)):
+                # One after the other: besides the result, only the packed forms still to come are in memory.
+                self.weights[entry.name] = self.weights[entry.name].dequantize(self._dense_dtype(entry.name))
         result = {name: weight for name, weight in self.weights.items() if include(name)}
         result.update({name: self.weights[target] for name, target in aliases.items()})
         self.weights = {}
@@ -130,20 +135,47 @@ class _Loading:
 
     def _prepare(self, entry: Entry) -> None:
         """Allocate the final tensor of `entry` and list the reads that fill it."""
+        if not isinstance(entry, Entry):
+            self.weights[entry.name] = entry.prepare(self._allocate, self.copy_piece)
+            return
         if entry.stays_scaled and not self.dequantize:
             data = self._allocate(entry.shape, torch_dtype(entry.dtype))
             self.weights[entry.name] = ScaledWeight(data, self.scales[entry.name], entry.fp8.block)
             self._copy_pieces(entry, data)
             return
-        data = self._allocate(entry.shape, torch.float32 if kept_in_float32(entry.name) else self.dtype)
+        data = self._allocate(entry.shape, self._dense_dtype(entry.name))
         self.weights[entry.name] = data
         if entry.fp8:
             self._dequantize_pieces(entry, data)
         else:
             self._copy_pieces(entry, data)
 
+    def _dense_dtype(self, name: str) -> torch.dtype:
+        return torch.float32 if kept_in_float32(name) else self.dtype
+
     def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def copy_piece(
+        self, piece: Piece, code: str, target: torch.Tensor | None, *, place: Callable[[torch.Tensor, torch.Tensor, int], None] | None = None,
+        columns: int = 1, check: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:  # fmt: skip
+        """List the reads of a tensor: elements of dtype `code` in rows of `columns`, into `target` (None: only checked).
+
+        place(rows, target, first row) writes them when they are not simply copied; check(elements), on the host, raises
+        when they are not what they should be.
+        """
+        stored = torch_dtype(code)
+        row_bytes = columns * stored.itemsize
+        # Whole rows, an even number of them for packings that pair rows; simply copied ones may be cut anywhere.
+        step = CHUNK_BYTES if place is None else max(CHUNK_BYTES // (2 * row_bytes), 1) * 2 * row_bytes
+        for start in range(0, piece.nbytes, step):
+            nbytes = min(step, piece.nbytes - start)
+            if place is None and check is None:
+                self._add_copy(piece, start, nbytes, code, target.view(-1)[start // stored.itemsize : (start + nbytes) // stored.itemsize])
+            else:
+                finish = _placer(stored, columns, start // row_bytes, target, place, check)
+                self.jobs.append(Job(piece.file, piece.offset + start, nbytes, finish))
 
     def _copy_pieces(self, entry: Entry, data: torch.Tensor) -> None:
         flat, filled = data.view(-1), 0
@@ -192,6 +224,19 @@ def _dequantizer(scale: torch.Tensor, block: tuple[int, int], stored: torch.dtyp
     def finish(raw: torch.Tensor) -> None:
         data = raw.to(target.device, non_blocking=True).view(stored).view(target.shape)
         dequantize_rows(data, scale, block, target)
+
+    return finish
+
+
+def _placer(stored: torch.dtype, columns: int, first: int, target: torch.Tensor | None, place, check):
+    def finish(raw: torch.Tensor) -> None:
+        rows = _as_dtype(raw, stored)
+        if check is not None:
+            check(rows)
+        if place is not None:
+            place(rows.to(target.device, non_blocking=True).view(-1, columns), target, first)
+        elif target is not None:
+            target.view(-1)[: len(rows)].copy_(rows)
 
     return finish
 

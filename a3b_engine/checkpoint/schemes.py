@@ -61,14 +61,16 @@ FORMATS: tuple[Format, ...] = (
     Format("ComfyUI single-file quantization", lambda m: m.has("comfy_quant", "scaled_fp8", "scale_weight", "scale_input")),
     Format("SVDQuant (Nunchaku / ModelOpt NVFP4_SVD)", lambda m: m.has_like("svdquant_lora", "proj_down", "smooth_factor")),
     Format("ModelOpt AWQ (activation pre-scaling)", lambda m: m.has("pre_quant_scale")),
-    Format("NVFP4 (compressed-tensors)", lambda m: m.dtype("weight_packed") == "U8" and m.has("weight_global_scale")),
-    Format("NVFP4 (ModelOpt)", lambda m: m.dtype("weight") in ("U8", "F4") and m.has("weight_scale_2")),
-    Format("MXFP4 (compressed-tensors)", lambda m: m.dtype("weight_packed") == "U8"),
+    Format("MXFP4 (compressed-tensors)", lambda m: m.dtype("weight_packed") == "U8" and m.dtype("weight_scale") in ("U8", "F8_E8M0")),
+    Format("NVFP4 (compressed-tensors)", lambda m: m.dtype("weight_packed") == "U8", scheme="nvfp4_ct"),
+    Format("int4 of two scales (ModelOpt W4A8)", lambda m: m.has("weight_scale_2") and m.dtype("weight_scale") not in ("F8_E4M3", None)),
+    Format("FP4 in elements of 4 bits", lambda m: m.dtype("weight") == "F4"),
+    Format("NVFP4 (ModelOpt)", lambda m: m.dtype("weight") == "U8" and _is_nvfp4(m), scheme="nvfp4_modelopt"),
     Format("MXFP4 (fused blocks)", lambda m: m.has("weight_blocks")),
     Format("MXFP8", _is_mxfp8),
-    Format("int4/int8 (compressed-tensors pack-quantized)", lambda m: m.dtype("weight_packed") in ("I32", "U32")),
-    Format("AWQ", lambda m: m.has("qweight") and _packs_output_columns(m)),
-    Format("GPTQ / AutoRound", lambda m: m.has("qweight")),
+    Format("int4 (compressed-tensors pack-quantized)", lambda m: m.has("weight_packed"), scheme="int4_ct"),
+    Format("AWQ", lambda m: m.has("qweight") and _packs_output_columns(m), scheme="awq"),
+    Format("GPTQ", lambda m: m.has("qweight"), scheme="gptq"),
     Format("MLX", lambda m: m.has("scales") and m.dtype("weight") == "U32"),
     Format("bitsandbytes 4-bit", lambda m: m.has_like("quant_state", "weight.absmax", "weight.nested_absmax")),
     Format("bitsandbytes int8", lambda m: m.has("SCB", "weight_format")),
@@ -84,6 +86,11 @@ FORMATS: tuple[Format, ...] = (
     Format("FP8 FNUZ", lambda m: m.dtype("weight") in ("F8_E4M3FNUZ", "F8_E5M2FNUZ")),
     Format("dense float", lambda m: True, scheme="dense"),
 )
+
+
+def _is_nvfp4(module: Module) -> bool:
+    """Bytes with E4M3 scales are FP4 pairs; the scale of the whole tensor may be lacking, which the plan reports."""
+    return module.has("weight_scale_2") or module.dtype("weight_scale") == "F8_E4M3"
 
 
 def _packs_output_columns(module: Module) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from ..checkpoint.packed import PackedWeight
 from ..checkpoint.scaled import ScaledWeight
 
-Weight = torch.Tensor | ScaledWeight
+Weight = torch.Tensor | ScaledWeight | PackedWeight
 
 
 def dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
-    """The weight as a plain tensor of `dtype`; a block-scaled one is multiplied out in float32 first."""
-    return weight.dequantize(dtype) if isinstance(weight, ScaledWeight) else weight.to(dtype)
+    """The weight as a plain tensor of `dtype`; a scaled or packed one is multiplied out in float32 first."""
+    return weight.to(dtype) if isinstance(weight, torch.Tensor) else weight.dequantize(dtype)
 
 
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Storage formats: FP8 in every scale shape is read, every other known format is refused by its name."""
+"""Storage formats: FP8 in every scale shape is read, formats that are not read are refused by their name (4 bits: test_checkpoint_packed)."""
 
 import json
 
@@ -28,13 +28,9 @@ def fp8(*shape):
 
 
 REFUSED = {
-    "NVFP4 (compressed-tensors)": {"weight_packed": u8(64, 32), "weight_scale": fp8(64, 4), "weight_global_scale": torch.ones(1)},
-    "NVFP4 (ModelOpt)": {"weight": u8(64, 32), "weight_scale": fp8(64, 4), "weight_scale_2": torch.ones(())},
     "MXFP4 (compressed-tensors)": {"weight_packed": u8(64, 32), "weight_scale": u8(64, 2)},
     "MXFP8": {"weight": fp8(64, 64), "weight_scale": u8(64, 2)},
-    "int4/int8 (compressed-tensors pack-quantized)": {"weight_packed": i32(64, 8), "weight_scale": torch.ones(64, 2), "weight_shape": i32(2)},
-    "GPTQ / AutoRound": {"qweight": i32(8, 64), "qzeros": i32(1, 8), "scales": torch.ones(1, 64), "g_idx": i32(64)},
-    "AWQ": {"qweight": i32(64, 8), "qzeros": i32(1, 8), "scales": torch.ones(1, 64)},
+    "int4 of two scales (ModelOpt W4A8)": {"weight": u8(32, 64), "weight_scale": torch.ones(64, 1), "weight_scale_2": torch.ones(())},
     "MLX": {"weight": torch.zeros(64, 8, dtype=torch.uint32), "scales": torch.ones(64, 1), "biases": torch.ones(64, 1)},
     "bitsandbytes 4-bit": {"weight": u8(2048, 1), "weight.absmax": torch.ones(64), "weight.quant_state.bitsandbytes__nf4": u8(9)},
     "bitsandbytes int8": {"weight": torch.zeros(64, 64, dtype=torch.int8), "SCB": torch.ones(64)},
@@ -48,7 +44,8 @@ REFUSED = {
     "ModelOpt AWQ (activation pre-scaling)": {"weight": u8(64, 32), "weight_scale": fp8(64, 4), "pre_quant_scale": torch.ones(64)},
     "SVDQuant (Nunchaku / ModelOpt NVFP4_SVD)": {"weight": u8(64, 32), "svdquant_lora_a": torch.ones(4, 64)},
     "ComfyUI single-file quantization": {"weight": fp8(64, 64), "weight_scale": torch.ones(()), "comfy_quant": u8(20)},
-    "FP8 FNUZ": None,  # torch writes no such file here; see the test below
+    "FP8 FNUZ": None,  # torch writes no such file here; see the tests below
+    "FP4 in elements of 4 bits": None,
     "MXFP4 (fused blocks)": None,
 }
 
@@ -82,14 +79,22 @@ def test_fused_mxfp4_experts_are_refused(tmp_path):
         plan_of(write_raw(tmp_path, tensors))
 
 
-def test_fnuz_codes_are_refused(tmp_path):
-    folder = write_raw(tmp_path, with_module({"weight": fp8(64, 64), "weight_scale": torch.ones(())}))
+@pytest.mark.parametrize(
+    "stored, old, new, expected",
+    [
+        (fp8(64, 64), b'"F8_E4M3"', b'"F8_E4M3FNUZ"', "FP8 FNUZ"),
+        (u8(64, 32), b'"U8","shape":[64,32]', b'"F4","shape":[64,64]', "FP4 in elements of 4 bits"),
+    ],
+)
+def test_dtypes_torch_does_not_write_are_refused(tmp_path, stored, old, new, expected):
+    folder = write_raw(tmp_path, with_module({"weight": stored, "weight_scale": torch.ones(())}))
     path = folder / "model.safetensors"
     raw = path.read_bytes()
     length = int.from_bytes(raw[:8], "little")
-    header = raw[8 : 8 + length].replace(b'"F8_E4M3"', b'"F8_E4M3FNUZ"')
+    assert old in raw[8 : 8 + length]
+    header = raw[8 : 8 + length].replace(old, new)
     path.write_bytes(len(header).to_bytes(8, "little") + header + raw[8 + length :])
-    with pytest.raises(UnsupportedFormatError, match="FP8 FNUZ"):
+    with pytest.raises(UnsupportedFormatError, match=expected):
         plan_of(folder)
 
 
