@@ -47,7 +47,7 @@ class Engine:
 
     def __init__(self, parts: EngineParts, options: EngineOptions) -> None:
         """See `Engine.open` and `Engine.from_parts`, which are the names to use."""
-        self.parts = parts
+        self.parts = parts = parts.with_experts(options.expert_format)
         self.name, self.config, self.tokenizer = parts.name, parts.config, parts.tokenizer
         self.device, self.dtype, self.vram_budget = options.device, options.dtype, options.vram_budget
         self.context = min(options.context, self.config.text.max_position_embeddings)

@@ -124,6 +124,12 @@ class _Planner:
     def _expert_stack(self, name: str, shape: tuple[int, ...]) -> Entry | PackedEntry | None:
         """gate, up or down of all experts of a layer, from one tensor per expert or from the fused tensors."""
         base, which = name.removesuffix(".weight").rsplit(".", 1)
+        own = self.modules.get(f"{base}.{which}")
+        if own is not None:
+            from .quantize.stored import packed_stack
+
+            self.consumed.update(info.name for info in own.parts.values())
+            return packed_stack(own, name, shape, self.config.quantization)
         fused = [f"{base}.gate_up_proj", f"{base}.down_proj"]
         if any(module in self.modules for module in fused):
             return self._fused_experts(name, shape, fused[which == "down"], which)

@@ -81,6 +81,7 @@ FORMATS: tuple[Format, ...] = (
     Format("Quanto", lambda m: m.has("weight._data", "weight._scale")),
     Format("Marlin / QQQ packed int4", lambda m: m.dtype("B") in ("I32", "U32") and m.has("s", "s_channel", "s_group")),
     Format("int8", lambda m: m.dtype("weight") in ("I8", "U8") and m.has("weight_scale", "weight_scale_inv", "scale")),
+    Format("few bits made by this engine", lambda m: m.has("codes") and m.has("scale"), scheme="a3b"),
     Format("FP8", lambda m: m.dtype("weight") in FP8_CODES and m.has("weight_scale_inv", "weight_scale"), scheme="fp8"),
     Format("FP8 without a scale", lambda m: m.dtype("weight") in FP8_CODES, scheme="fp8_without_scale"),
     Format("FP8 FNUZ", lambda m: m.dtype("weight") in ("F8_E4M3FNUZ", "F8_E5M2FNUZ")),
