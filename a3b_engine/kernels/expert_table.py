@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from ..checkpoint.packed import PackedWeight
 from ..checkpoint.scaled import ScaledWeight
 from ..model.linear import Weight
 from ..model.moe import ExpertWeights, MoEWeights
@@ -15,30 +16,36 @@ from .support import UnsupportedByKernel
 
 
 class ExpertTable:
-    """`pointers` int64 [E + 1, 6] on the device: addresses of gate, up, down, gate scale, up scale, down scale of every
-    expert, the shared expert last.
+    """`pointers` int64 [E + 1, 12] on the device: addresses of gate, up, down; their scales; their zeros; their factors;
+    of every expert, the shared expert last.
 
     Whoever moves an expert rewrites its row on the stream the kernels run on; the new place must hold the same layout.
-    Addresses of codes are multiples of 16. Dense experts have no scales: those columns repeat the weights' addresses.
+    Addresses of codes are multiples of 16. What a weight does not have (dense experts have no scales, FP8 has no zeros)
+    repeats the address of its codes, and is not read.
     """
 
     def __init__(self, weights: MoEWeights) -> None:
         experts = weights.experts
         routed = [_addresses(stack) for stack in (experts.gate, experts.up, experts.down)]
         shared = [_addresses(matrix) for matrix in (weights.shared_gate, weights.shared_up, weights.shared_down)]
-        rows = [[part[0][i] for part in routed] + [part[1][i] for part in routed] for i in range(len(routed[0][0]))]
-        rows.append([part[0][0] for part in shared] + [part[1][0] for part in shared])
+        rows = [[stack[field][i] for field in range(4) for stack in routed] for i in range(len(routed[0][0]))]
+        rows.append([matrix[field][0] for field in range(4) for matrix in shared])
         if any(address % 16 for row in rows for address in row[:3]):
             raise UnsupportedByKernel("experts that do not begin at a multiple of 16 bytes")
         self.pointers = torch.tensor(rows, dtype=torch.int64, device=weights.router.device)
 
 
-def _addresses(weight: Weight) -> tuple[list[int], list[int]]:
-    """Where each matrix of a stack [E, N, K] (or one matrix [N, K]) and its scales begin."""
-    data, scale = (weight.data, weight.scale) if isinstance(weight, ScaledWeight) else (weight, weight)
-    count = data.shape[0] if data.ndim == 3 else 1
-    codes, scales = ([part.data_ptr() + i * (part.nbytes // count) for i in range(count)] for part in (data, scale))
-    return codes, scales
+def _addresses(weight: Weight) -> list[list[int]]:
+    """Where the codes, scales, zeros and factors of each matrix of a stack [E, N, K] (or of one matrix [N, K]) begin."""
+    if isinstance(weight, PackedWeight):
+        parts = [weight.codes, weight.scale, weight.zero, weight.factor]
+    elif isinstance(weight, ScaledWeight):
+        parts = [weight.data, weight.scale, None, None]
+    else:
+        parts = [weight, None, None, None]
+    count = parts[0].shape[0] if parts[0].ndim == 3 else 1
+    codes = parts[0]
+    return [[part.data_ptr() + i * (part.nbytes // count) for i in range(count)] for part in (codes if part is None else part for part in parts)]
 
 
 def matrices_of(weights: MoEWeights) -> list[Weight]:

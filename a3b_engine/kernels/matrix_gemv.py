@@ -7,7 +7,7 @@ from .matrix_units import (
     lane_of, load_step, load_steps, multiply_step, multiply_steps, over_lanes, over_lanes_one, power_of_two_for, shared_memory,
     store_pieces, sum_and_largest, touch,
 )  # fmt: skip
-from .rows import let_next_start, multiply, wait_for_inputs
+from .rows import TABLE_COLUMNS, let_next_start, multiply, wait_for_inputs
 
 
 @triton.jit
@@ -118,7 +118,7 @@ def matrix_up_kernel(
     wait_for_inputs(PDL)
     let_next_start(PDL)  # after the wait: the next kernel reads the ids before it waits itself
     expert = tl.load(ids + choice, mask=choice < TOP_K, other=EXPERTS)
-    entry = table + expert.to(tl.int64) * 6
+    entry = table + expert.to(tl.int64) * TABLE_COLUMNS
     offset = tile * (8 * TILES * K) + (thread % 32 // 4 * K + thread // 32 * 512 + thread % 4 * 16)
     gate, up = tl.load(entry) + offset, tl.load(entry + 1) + offset
     codes, more = load_steps(gate, up), load_steps(gate + 256, up + 256)
@@ -160,15 +160,15 @@ def matrix_down_kernel(
     tile, thread = tl.program_id(0), tl.arange(0, 32 * TOP_K)
     warp = thread // 32
     # Past this multiprocessor's cache, which nobody has emptied since the ids were written.
-    entry = table + tl.load(ids + warp, cache_modifier=".cg").to(tl.int64) * 6
+    entry = table + tl.load(ids + warp, cache_modifier=".cg").to(tl.int64) * TABLE_COLUMNS
     offset = tile * (16 * INNER) + (thread % 32 // 4 * INNER + thread % 4 * 16)
     first = tl.load(entry + 2) + offset
     codes, more = load_steps(first, first + 8 * INNER), load_steps(first + 256, first + (256 + 8 * INNER))
     scale = tl.load(entry + 5).to(tl.pointer_type(tl.float32)) + tile // 8 * (INNER // 128)
     scale0, scale1, scale2, scale3 = tl.load(scale), tl.load(scale + 1), tl.load(scale + 2), tl.load(scale + 3)
-    shared = tl.load(table + (EXPERTS * 6 + 2)) + offset + warp * 64
+    shared = tl.load(table + (EXPERTS * TABLE_COLUMNS + 2)) + offset + warp * 64
     shared_codes = load_step(shared, shared + 8 * INNER)
-    shared_scale = tl.load(tl.load(table + (EXPERTS * 6 + 5)).to(tl.pointer_type(tl.float32)) + tile // 8 * (INNER // 128) + warp // 2)
+    shared_scale = tl.load(tl.load(table + (EXPERTS * TABLE_COLUMNS + 5)).to(tl.pointer_type(tl.float32)) + tile // 8 * (INNER // 128) + warp // 2)
     address = shared_memory(tile)
     wait_for_inputs(PDL)
     column, shared_column = tl.arange(0, TOP_K * INNER), tl.arange(0, INNER)

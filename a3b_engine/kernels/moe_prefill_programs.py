@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .rows import let_next_start, wait_for_inputs
+from .rows import TABLE_COLUMNS, let_next_start, wait_for_inputs
 from .weight_tiles import decoded, dot, factors, product_of_pairs, saturated
 
 # What `up` leaves for `down` is this much smaller, so that float16 holds up to a million; 2^-24 of that is its finest step.
@@ -50,7 +50,7 @@ def experts_up_kernel(
     size = tl.where(expert == EXPERTS, SHARED_INNER, INNER)
     first = tl.program_id(0) * BN
     if (expert >= 0) & (first < size):
-        entry = table + expert.to(tl.int64) * 6
+        entry = table + expert.to(tl.int64) * TABLE_COLUMNS
         gate = tl.multiple_of(tl.load(entry).to(tl.pointer_type(CODE)), 16)
         up = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(CODE)), 16)
         gate_scale = tl.load(entry + 3).to(tl.pointer_type(SCALE))
@@ -133,7 +133,7 @@ def experts_down_kernel(
     SCALE: tl.constexpr = CODE if FORMAT == "dense" else tl.float32
     expert, place, pair, live = _tile(tiles, order, tl.program_id(1), shared_tiles, count, EXPERTS, TOP_K, BM)
     if expert >= 0:
-        entry = table + expert.to(tl.int64) * 6
+        entry = table + expert.to(tl.int64) * TABLE_COLUMNS
         down = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(CODE)), 16)
         scale = tl.load(entry + 5).to(tl.pointer_type(SCALE))
         first = tl.program_id(0) * (BN * RUN)

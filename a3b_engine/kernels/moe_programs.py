@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from .rows import (
-    inverse_rms, let_next_start, load_codes, load_piece, load_scales, load_x, normed, row_sums, scale_rows,
+    TABLE_COLUMNS, inverse_rms, let_next_start, load_codes, load_piece, load_scales, load_x, normed, row_sums, scale_rows,
     wait_for_inputs,
 )  # fmt: skip
 
@@ -69,7 +69,7 @@ def expert_up_kernel(
     wait_for_inputs(PDL)
     let_next_start(PDL)  # after the wait: the next kernel reads the ids before it waits itself
     expert = tl.load(ids + choice, mask=choice < TOP_K, other=EXPERTS)
-    entry = table + expert.to(tl.int64) * 6
+    entry = table + expert.to(tl.int64) * TABLE_COLUMNS
     gate = tl.multiple_of(tl.load(entry).to(tl.pointer_type(CODE)), 16)
     up = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(CODE)), 16)
     gate_scale = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
@@ -116,11 +116,11 @@ def expert_down_kernel(
     taken = choice < TOP_K
     # Past this multiprocessor's cache, which nobody has emptied since the ids were written.
     expert = tl.load(ids + choice, mask=taken, other=0, cache_modifier=".cg")
-    entry = table + expert.to(tl.int64) * 6
+    entry = table + expert.to(tl.int64) * TABLE_COLUMNS
     down = tl.load(entry + 2)
     scale = tl.load(entry + 5)
-    shared = tl.multiple_of(tl.load(table + EXPERTS * 6 + 2).to(tl.pointer_type(CODE)), 16)
-    shared_scale = tl.load(table + EXPERTS * 6 + 5).to(tl.pointer_type(tl.float32))
+    shared = tl.multiple_of(tl.load(table + EXPERTS * TABLE_COLUMNS + 2).to(tl.pointer_type(CODE)), 16)
+    shared_scale = tl.load(table + EXPERTS * TABLE_COLUMNS + 5).to(tl.pointer_type(tl.float32))
     row, live, rows, scales, codes, factors, shared_rows, shared_scales, shared_codes, shared_factors = load_outputs(
         tl.program_id(0), down, scale, shared, shared_scale, taken, slot % GROUPS,
         OUTPUTS, CODE, FORMAT, ROW_BLOCK, SCALE_COLUMNS, GROUP, PER_SCALE, GROUPS, SHARED_SCALE_COLUMNS, SHARED_GROUP,

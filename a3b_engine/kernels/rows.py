@@ -11,6 +11,8 @@ it before it waits for the vector. One that has several keeps the vector in regi
 import triton
 import triton.language as tl
 
+TABLE_COLUMNS = tl.constexpr(12)  # of a row of expert_table.ExpertTable
+
 
 @triton.jit
 def fp8_values(codes, FORMAT: tl.constexpr):
