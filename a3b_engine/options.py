@@ -16,13 +16,17 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """device, compute dtype, storage of the experts, cap in bytes (None: no cap) and most tokens of prompt plus answer."""
+    """device, compute dtype, storage of the experts, cap in bytes (None: no cap), most tokens of prompt plus answer, whether
+    experts stay in RAM when the weights leave the device, and whether experts that are rounded while they are loaded may be kept in
+    a folder beside the checkpoint's files."""
 
     device: torch.device
     dtype: torch.dtype
     expert_format: str
     vram_budget: int | None
     context: int
+    park: bool = False
+    cache_experts: bool = False
 
     @classmethod
     def checked(
@@ -32,6 +36,8 @@ class EngineOptions:
         expert_format: str = "stored",
         vram_budget: int | None = None,
         context: int = 8192,
+        park: bool = False,
+        cache_experts: bool = False,
     ) -> EngineOptions:
         """Options as `Engine.open` takes them. Raises `ConfigError` and `PromptError` naming the option."""
         if expert_format not in EXPERT_FORMATS:
@@ -40,7 +46,7 @@ class EngineOptions:
         dtype = _compute_dtype(dtype, found)
         if not isinstance(context, int) or isinstance(context, bool) or context < 1:
             raise PromptError(f"context: found {context!r}, expected a positive number of tokens.")
-        return cls(found, dtype, expert_format, vram_budget, context)
+        return cls(found, dtype, expert_format, vram_budget, context, park, cache_experts)
 
 
 def _device(device: str | torch.device) -> torch.device:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import traceback
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Protocol
+from typing import TYPE_CHECKING, Callable, Protocol, Sequence
 
 import torch
 
 from .chat import ChatTemplate
+from .checkpoint.experts import TakeExperts, expert_shapes, load_experts, passing_bytes
 from .checkpoint.index import CheckpointIndex
-from .checkpoint.names import is_expert_stack
 from .checkpoint.plan import LoadPlan, build_plan
-from .checkpoint.reader import LoadCancelled, load_weights
-from .checkpoint.scaled import ScaledWeight
+from .checkpoint.reader import load_weights, no_weight
 from .config import ModelConfig, TextConfig, VisionConfig
 from .errors import CheckpointError, ConfigError
 from .image import ImageProcessorConfig
+from .model.linear import Weight
+from .model.moe import ExpertWeights
 from .options import EXPERT_BITS
 from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from .checkpoint.quantize.source import QuantizedExperts
 
 Progress = Callable[[int, int], None]
 
 
 class WeightSource(Protocol):
-    """Where the weights come from, as often as they are wanted."""
+    """Where the weights come from, as often as they are wanted.
+
+    dtype: of dense weights. dequantize: multiply weights of 8 bits and fewer out.
+    """
 
     #: Whether there are weights for pictures.
     has_vision: bool
@@ -33,14 +39,33 @@ class WeightSource(Protocol):
     def device_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
         """Bytes that `load` with the same arguments puts on the device."""
 
-    def load(
-        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None
-    ) -> dict[str, torch.Tensor | ScaledWeight]:
-        """Canonical name (see `checkpoint.names`) -> weight on `device`; after an exception nothing is left there.
+    def tier_bytes(self, dtype: torch.dtype, dequantize: bool) -> dict[str, int]:
+        """`device_bytes` by part of the model (see `checkpoint.names.TIERS`). An embedding that is the head too counts as "rest"."""
 
-        dtype: of dense weights. dequantize: multiply scaled weights out. progress(done_bytes, total_bytes); `cancel` is
-        called between pieces and may raise.
+    def passing_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
+        """Bytes that `load` takes on the device for a time, beside what it has handed over or will return, at most."""
+
+    def expert_shapes(self, dtype: torch.dtype, dequantize: bool) -> ExpertWeights:
+        """Stacks like those of every layer that `load` makes, on the meta device. Nothing is read.
+
+        Raises `CheckpointError` where the layers' experts are not stored alike.
         """
+
+    def load(
+        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None,
+        *, take_experts: TakeExperts | None = None, on_host: Callable[[str], bool] = no_weight,
+    ) -> dict[str, Weight]:  # fmt: skip
+        """Canonical name (see `checkpoint.names`) -> weight on `device`, or on the CPU where on_host(name); after an exception
+        nothing is left there.
+
+        progress(done_bytes, total_bytes); `cancel` is called between pieces and may raise. take_experts(layer, stacks) gets the
+        routed experts of each layer in order, and they are neither kept nor returned; copies may be under way on the current
+        stream.
+        """
+
+    def read_experts(self, layer: int, ids: Sequence[int], dtype: torch.dtype, dequantize: bool) -> ExpertWeights | None:
+        """Some experts of a layer on the CPU, in that order, the bits that `load` would give them; None where they cannot be read
+        one by one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,17 +84,18 @@ class EngineParts:
     template: ChatTemplate
     processor: ImageProcessorConfig
 
-    def with_experts(self, expert_format: str) -> EngineParts:
+    def with_experts(self, expert_format: str, cache: bool = False) -> EngineParts:
         """The same model with its experts kept in `expert_format` (see `options.EXPERT_FORMATS`).
 
+        cache: experts that are rounded to it are kept in a folder beside the checkpoint's files, and read from there next time.
         Raises `ConfigError` where the weights do not come from a folder, `CheckpointError` where they cannot be kept so.
         """
         if expert_format == "stored":
             return self
         if not isinstance(self.weights, FolderWeights):
             raise ConfigError(f"expert_format: found {expert_format!r}, but the weights of {self.name} come as they are. Choose stored.")
-        weights = self.weights.quantized(EXPERT_BITS[expert_format], self.config.text, self.tokenizer)
-        return replace(self, identity=f"{self.identity}|{expert_format}", weights=weights)
+        weights = self.weights.quantized(EXPERT_BITS[expert_format], self.config.text, self.tokenizer, cache)
+        return replace(self, identity=f"{self.identity}|{weights.form}", weights=weights)
 
 
 class FolderWeights:
@@ -83,84 +109,36 @@ class FolderWeights:
         """See `WeightSource.device_bytes`."""
         return self._plan.device_bytes(dtype, dequantize)
 
+    def tier_bytes(self, dtype: torch.dtype, dequantize: bool) -> dict[str, int]:
+        """See `WeightSource.tier_bytes`."""
+        return self._plan.tier_bytes(dtype, dequantize)
+
+    def passing_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
+        """See `WeightSource.passing_bytes`."""
+        return passing_bytes(self._plan, dtype, dequantize)
+
+    def expert_shapes(self, dtype: torch.dtype, dequantize: bool) -> ExpertWeights:
+        """See `WeightSource.expert_shapes`."""
+        return expert_shapes(self._plan, dtype, dequantize)
+
     def load(
-        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None
-    ) -> dict[str, torch.Tensor | ScaledWeight]:
+        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None,
+        *, take_experts: TakeExperts | None = None, on_host: Callable[[str], bool] = no_weight,
+    ) -> dict[str, Weight]:  # fmt: skip
         """See `WeightSource.load`."""
-        return load_weights(self._plan, device, dtype, dequantize=dequantize, progress=progress, cancel=cancel)
+        return load_weights(
+            self._plan, device, dtype, dequantize=dequantize, progress=progress, cancel=cancel, take_experts=take_experts, on_host=on_host
+        )
 
-    def quantized(self, bits: int, config: TextConfig, tokenizer: Tokenizer) -> QuantizedExperts:
-        """The same weights, but the routed experts in `bits` bits."""
-        return QuantizedExperts(self._plan, bits, config, tokenizer)
+    def read_experts(self, layer: int, ids: Sequence[int], dtype: torch.dtype, dequantize: bool) -> ExpertWeights:
+        """See `WeightSource.read_experts`."""
+        return load_experts(self._plan, layer, ids, dtype, dequantize)
 
+    def quantized(self, bits: int, config: TextConfig, tokenizer: Tokenizer, cache: bool) -> QuantizedExperts:
+        """The same weights, but the routed experts in `bits` bits; `cache`: kept in a file beside the checkpoint."""
+        from .checkpoint.quantize.source import QuantizedExperts
 
-class QuantizedExperts:
-    """The tensors of a checkpoint's files, the routed experts rounded to few bits while they are loaded.
-
-    One layer stands on the device as in the files at a time, beside what is finished.
-    """
-
-    def __init__(self, plan: LoadPlan, bits: int, config: TextConfig, tokenizer: Tokenizer, group: int = 32) -> None:
-        """Raises `CheckpointError` for experts that are stored in few bits already, or whose sizes groups do not divide."""
-        from .checkpoint.quantize.matrix import check_shape
-        from .checkpoint.quantize.steps import require_many_bits
-
-        self._bits, self._group, self._config, self._tokenizer = bits, group, config, tokenizer
-        self._experts = {name: entry for name, entry in plan.entries.items() if is_expert_stack(name)}
-        for name, entry in self._experts.items():
-            require_many_bits(plan, entry)
-            check_shape(entry.shape[-1], bits, group, name)
-        self._plan = plan
-        self._rest = replace(plan, entries={name: entry for name, entry in plan.entries.items() if name not in self._experts})
-        self.has_vision = plan.has_vision
-
-    def device_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
-        """See `WeightSource.device_bytes`."""
-        from .checkpoint.quantize.experts import packed_bytes
-
-        if dequantize:
-            return self._plan.device_bytes(dtype, True)
-        packed = sum(packed_bytes(entry.shape, self._bits, self._group) for entry in self._experts.values())
-        return self._rest.device_bytes(dtype, False) + packed
-
-    def load(
-        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None
-    ) -> dict[str, Any]:
-        """See `WeightSource.load`; the experts come as `PackedWeight`."""
-        from .checkpoint.quantize.calibration import TOKENS, Calibration, calibration_tokens
-        from .checkpoint.quantize.experts import Portions, quantize_experts
-
-        total, begun = self._plan.stored_bytes, self._rest.stored_bytes
-        done = 0
-
-        def report(nbytes: int) -> None:
-            nonlocal done
-            if cancel is not None and cancel() is True:
-                raise LoadCancelled("Loading the model was cancelled; nothing of it is left in memory.")
-            done += nbytes
-            if progress is not None:
-                progress(done, total)
-
-        weights: dict[str, Any] = {}
-        try:
-            weights = load_weights(self._rest, device, dtype, dequantize=dequantize, cancel=cancel)
-            report(begun)
-            tokens = calibration_tokens(self._tokenizer, min(TOKENS, self._config.max_position_embeddings))
-            embedded = weights["embed_tokens.weight"][torch.tensor(tokens, device=device)]
-            calibration = Calibration(self._config, embedded)
-            for layer in range(self._config.num_hidden_layers):
-                base = f"layers.{layer}."
-                part = replace(self._plan, entries={name: entry for name, entry in self._experts.items() if name.startswith(base)}, aliases={})
-                stacks = load_weights(part, device, dtype, cancel=cancel)
-                portions = Portions(part.stored_bytes, sum(stack.shape[0] for stack in stacks.values()), report)
-                of_layer = {name: weight for name, weight in weights.items() if name.startswith(base)} | stacks
-                packed = quantize_experts(of_layer, calibration, self._bits, self._group, portions)
-                weights.update((name, weight.dequantize(dtype) if dequantize else weight) for name, weight in packed.items())
-            return weights
-        except BaseException as error:
-            weights.clear()
-            traceback.clear_frames(error.__traceback__)  # whoever holds the exception would hold tensors
-            raise
+        return QuantizedExperts(self._plan, bits, config, tokenizer, cache=cache)
 
 
 def parts_of_folder(folder: str | Path) -> EngineParts:

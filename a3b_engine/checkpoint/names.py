@@ -23,6 +23,8 @@ _PREFIXES = (
     ("model.", "", ("embed_tokens.", "norm.", "layers.")),
     ("lm_head.", "lm_head.", ("",)),
 )
+#: Routed experts; embedding rows (looked up, never multiplied); the vision tower; what every token needs.
+TIERS = ("experts", "embedding", "vision", "rest")
 DEFAULT_PREFIX = "model.language_model."
 
 _EXPERT_STACK = re.compile(r"layers\.\d+\.mlp\.experts\.(gate|up|down)\.weight")
@@ -44,6 +46,29 @@ def strip_prefix(name: str) -> tuple[str, str] | None:
 
 def is_expert_stack(canonical: str) -> bool:
     return _EXPERT_STACK.fullmatch(canonical) is not None
+
+
+def layer_of(canonical: str) -> int:
+    """The number of the layer that "layers.N...." belongs to."""
+    return int(canonical.split(".", 2)[1])
+
+
+def stack_names(layer: int) -> tuple[str, str, str]:
+    """Canonical names of a layer's stacks: gate, up, down."""
+    gate, up, down = (f"layers.{layer}.mlp.experts.{which}.weight" for which in ("gate", "up", "down"))
+    return gate, up, down
+
+
+def tier_of(canonical: str, tied: bool) -> str:
+    """The part of the model that a weight belongs to where memory is planned: one of TIERS.
+
+    tied: the head reads the embedding table too, so that it cannot be kept apart.
+    """
+    if is_expert_stack(canonical):
+        return "experts"
+    if canonical == "embed_tokens.weight" and not tied:
+        return "embedding"
+    return "vision" if canonical.startswith("visual.") else "rest"
 
 
 def kept_in_float32(canonical: str) -> bool:

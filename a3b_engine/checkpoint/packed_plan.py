@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -17,7 +17,7 @@ from .names import kept_in_float32, may_stay_scaled
 from .packed import PackedWeight
 from .repack import PLACE
 from .schemes import Module
-from .storage import Piece, whole
+from .storage import Piece, pieces_of, whole
 
 _GROUPS = (16, 32, 64, 128)
 _SCALES = ("F16", "BF16", "F32")
@@ -63,6 +63,11 @@ class Part:
     place: str = ""
 
 
+    def of_experts(self, count: int, ids: Sequence[int]) -> Part:
+        """The tensors of some matrices of a stack of `count`."""
+        return replace(self, pieces=pieces_of(self.pieces, count, ids))
+
+
 @dataclass(frozen=True, slots=True)
 class PackedEntry:
     """One engine weight of 4 bits, as a plan's entry. `checks` are read to be compared, not to be kept."""
@@ -97,6 +102,13 @@ class PackedEntry:
         groups = count // self.group
         total = count // 2 + groups * DTYPE_BITS[self.scale.dtype] // 8
         return total + (groups if self.zero else 0) + (4 * len(self.factor.pieces) if self.factor else 0)
+
+    def of_experts(self, ids: Sequence[int]) -> PackedEntry:
+        """The entry of some experts of this stack [E, N, K]."""
+        count, *matrix = self.shape
+        parts = {key: part and part.of_experts(count, ids) for key, part in (("codes", self.codes), ("scale", self.scale), ("zero", self.zero), ("factor", self.factor))}
+        checks = tuple((part.of_experts(count, ids), check) for part, check in self.checks)
+        return replace(self, shape=(len(ids), *matrix), checks=checks, **parts)
 
     def prepare(self, allocate: Allocate, copy: Callable[..., None]) -> PackedWeight:
         """The weight, its tensors made by `allocate` and handed to `copy` to be filled (see `reader._Loading.copy_piece`)."""

@@ -1,4 +1,4 @@
-"""Reader threads and staging buffers: runs a list of byte-range reads, each finished on the calling thread."""
+"""Reader threads and staging buffers: runs batches of byte-range reads, each read finished on the calling thread."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +18,10 @@ CHUNK_BYTES = 8 * 1024 * 1024  # large enough for full speed of NVMe disks and P
 _DIRECT_BYTES = 256 * 1024  # below this, reading neighbours together beats reading straight into place
 _GAP_BYTES = 64 * 1024  # unneeded bytes read along rather than starting another read
 _POLL_SECONDS = 0.1
+# Copying out of the page cache takes a core about 5 GB/s at best; a PCIe 5 card takes 55 GB/s.
+_THREADS = 8
+#: Batches whose targets exist at the same time: one that is being finished, and one to read meanwhile.
+AHEAD = 2
 
 
 @dataclass(slots=True)
@@ -35,6 +39,22 @@ class Job:
 
 
 @dataclass(slots=True)
+class Batch:
+    """Reads whose targets are made together when their turn comes: `prepare() -> jobs`. `finished()` follows when all are done."""
+
+    prepare: Callable[[], list[Job]]
+    finished: Callable[[], object] = lambda: None
+
+
+@dataclass(slots=True)
+class _Open:
+    """A batch on its way: reads still to be finished, and what follows."""
+
+    left: int
+    finished: Callable[[], object]
+
+
+@dataclass(slots=True)
 class _Read:
     """One range read: for a single direct job, or for neighbouring jobs through a staging buffer."""
 
@@ -43,28 +63,39 @@ class _Read:
     nbytes: int
     jobs: list[Job]
     direct: bool
+    batch: _Open
 
 
 def run_jobs(jobs: list[Job], device: torch.device, report: Callable[[int], None]) -> None:
-    """Run all jobs. `report(bytes finished since the last call)` is called from this thread and may raise.
-
-    Raises CheckpointError naming the file when a read fails or comes back short. The jobs are dropped as they finish,
-    and all of them on an error.
-    """
-    work = _Work(jobs, device)
+    """Run all jobs as one batch (see `run_batches`). The list is emptied."""
+    taken = list(jobs)
     jobs.clear()
+    total = sum(job.nbytes for job in taken)
+    run_batches([Batch(taken.copy)], device, report, total)
+    taken.clear()
+
+
+def run_batches(batches: Iterable[Batch], device: torch.device, report: Callable[[int], None], total: int) -> None:
+    """Run batches of `total` bytes in order: one is prepared while the one before it is still being read, never two.
+
+    `report(bytes finished since the last call)` is called from this thread and may raise, as may `prepare` and `finished`.
+    Copies to `device` may still be under way on the current stream when `finished` is called, but not at the end.
+    Raises CheckpointError naming the file when a read fails or comes back short. Batches and jobs are dropped as they
+    finish, and all of them on an error.
+    """
+    work = _Work(batches, device, total)
     try:
         work.run(report)
     finally:
         work.close()
 
 
-def _merge(jobs: list[Job]) -> deque[_Read]:
+def _merge(jobs: list[Job], batch: _Open) -> list[_Read]:
     """Sort by place and join small neighbours, so that thousands of tiny tensors cost few reads."""
-    reads: deque[_Read] = deque()
+    reads: list[_Read] = []
     for job in sorted((job for job in jobs if job.nbytes), key=lambda job: (str(job.file), job.offset)):
         if job.direct is not None and job.nbytes >= _DIRECT_BYTES:
-            reads.append(_Read(job.file, job.offset, job.nbytes, [job], True))
+            reads.append(_Read(job.file, job.offset, job.nbytes, [job], True, batch))
             continue
         last = reads[-1] if reads else None
         end = job.offset + job.nbytes
@@ -78,30 +109,28 @@ def _merge(jobs: list[Job]) -> deque[_Read]:
             last.nbytes = end - last.offset
             last.jobs.append(job)
         else:
-            reads.append(_Read(job.file, job.offset, job.nbytes, [job], False))
+            reads.append(_Read(job.file, job.offset, job.nbytes, [job], False, batch))
     return reads
 
 
 class _Work:
-    def __init__(self, jobs: list[Job], device: torch.device) -> None:
+    def __init__(self, batches: Iterable[Batch], device: torch.device, total: int) -> None:
         self.device = device
-        self.todo = _merge(jobs)
-        self.left = len(self.todo)
+        self.batches = deque(batches)
+        self.opened: deque[_Open] = deque()
+        self.todo: queue.Queue[_Read | None] = queue.Queue()  # None ends a thread
         self.finished: queue.Queue[tuple[_Read | None, torch.Tensor | None, str]] = queue.Queue()
         self.stop = threading.Event()
-        threads = max(1, min(4, self.left, os.cpu_count() or 1))
-        # Staged reads never exceed a chunk, except a single row block wider than one.
-        size = max((read.nbytes for read in self.todo if not read.direct), default=0)
-        self.free: queue.Queue[torch.Tensor] = queue.Queue()
-        for _ in range(threads + 2 if size else 0):
-            self.free.put(_staging_buffer(size, device))
+        self.most_threads = max(1, min(_THREADS, os.cpu_count() or 1))
+        self.staging = min(CHUNK_BYTES, total)
+        self.free: queue.Queue[torch.Tensor | None] = queue.Queue()
+        self.buffers = 0
         self.copying: deque[tuple[torch.cuda.Event, torch.Tensor]] = deque()
-        self.threads = [threading.Thread(target=self._read_all, name=f"a3b-read-{i}", daemon=True) for i in range(threads)]
+        self.threads: list[threading.Thread] = []
 
     def run(self, report: Callable[[int], None]) -> None:
-        for thread in self.threads:
-            thread.start()
-        while self.left:
+        self._open_batches(report)
+        while self.opened:
             try:
                 read, buffer, error = self.finished.get(timeout=_POLL_SECONDS)
             except queue.Empty:
@@ -115,21 +144,60 @@ class _Work:
                     start = job.offset - read.offset
                     job.finish(buffer[start : start + job.nbytes])
                 self._give_back(buffer)
-            self.left -= 1
+            read.batch.left -= 1
             report(sum(job.nbytes for job in read.jobs))
+            self._open_batches(report)
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
+
+    def _open_batches(self, report: Callable[[int], None]) -> None:
+        """Open as many batches as may be open, and close those that are done, in order."""
+        while True:
+            while self.batches and len(self.opened) < AHEAD:
+                self._open(self.batches.popleft())
+            if not self.opened or self.opened[0].left:
+                return
+            self.opened.popleft().finished()  # while the next one is being read
+            report(0)  # it may have taken long
+
+    def _open(self, batch: Batch) -> None:
+        opened = _Open(0, batch.finished)
+        reads = _merge(batch.prepare(), opened)
+        opened.left = len(reads)
+        self.opened.append(opened)
+        self._add_threads(len(reads), staged=not all(read.direct for read in reads))
+        for read in reads:
+            self.todo.put(read)
+        if not self.batches:
+            self._end_threads()
+
+    def _add_threads(self, reads: int, staged: bool) -> None:
+        for _ in range(min(reads, self.most_threads - len(self.threads))):
+            thread = threading.Thread(target=self._read_all, name=f"a3b-read-{len(self.threads)}", daemon=True)
+            self.threads.append(thread)
+            thread.start()
+        while staged and self.buffers < len(self.threads) + 2:
+            self.buffers += 1
+            self.free.put(_staging_buffer(self.staging, self.device))
+
+    def _end_threads(self) -> None:
+        for _ in self.threads:
+            self.todo.put(None)
 
     def close(self) -> None:
         """Stop the threads and drop every reference to buffers and targets."""
         self.stop.set()
+        self._end_threads()
+        for _ in self.threads:
+            self.free.put(None)
         for thread in self.threads:
-            if thread.ident is not None:
-                thread.join()
+            thread.join()
         if self.copying:
             torch.cuda.current_stream(self.device).synchronize()  # copies still read from the pinned buffers
         self.copying.clear()
-        self.todo.clear()
+        self.batches.clear()
+        self.opened.clear()
+        self.todo = queue.Queue()
         self.free = queue.Queue()
         self.finished = queue.Queue()
 
@@ -157,13 +225,16 @@ class _Work:
         handles: dict[Path, object] = {}
         try:
             while not self.stop.is_set():
-                try:
-                    read = self.todo.popleft()
-                except IndexError:
+                read = self.todo.get()
+                if read is None:
                     return
-                buffer = None if read.direct else self._take_buffer()
-                if buffer is None and not read.direct:
-                    return
+                buffer = None
+                if not read.direct:
+                    buffer = self.free.get()
+                    if buffer is None:
+                        return
+                    if buffer.nbytes < read.nbytes:  # rows of one scale block may be more than a chunk
+                        buffer = torch.empty(read.nbytes, dtype=torch.uint8)
                 if read.file not in handles:
                     handles[read.file] = open(read.file, "rb", buffering=0)
                 target = read.jobs[0].direct.view(-1).view(torch.uint8) if read.direct else buffer[: read.nbytes]
@@ -178,14 +249,6 @@ class _Work:
         finally:
             for handle in handles.values():
                 handle.close()
-
-    def _take_buffer(self) -> torch.Tensor | None:
-        while not self.stop.is_set():
-            try:
-                return self.free.get(timeout=_POLL_SECONDS)
-            except queue.Empty:
-                continue
-        return None
 
 
 def _read_into(handle, read: _Read, target: memoryview) -> None:

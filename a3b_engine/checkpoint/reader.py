@@ -11,24 +11,32 @@ import math
 import time
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
 from ..errors import A3BError
+from ..model.linear import Weight
+from ..model.moe import ExpertWeights
 from .dtypes import DTYPE_BITS, torch_dtype
-from .names import kept_in_float32, may_stay_scaled
-from .packed import PackedWeight
-from .pipeline import CHUNK_BYTES, Job, run_jobs
+from .names import is_expert_stack, kept_in_float32, layer_of, may_stay_scaled, stack_names
+from .pipeline import CHUNK_BYTES, Batch, Job, run_batches, run_jobs
 from .scaled import ScaledWeight, dequantize_rows
 from .storage import Entry, Fp8Storage, LoadPlan, Piece
 
 log = logging.getLogger(__name__)
 
+TakeExperts = Callable[[int, ExpertWeights], object]
 _PROGRESS_SECONDS = 0.1
 
 
 class LoadCancelled(A3BError):
     """`cancel` returned True while weights were being read; nothing of them is left in memory."""
+
+
+def no_weight(canonical: str) -> bool:
+    """Selects nothing."""
+    return False
 
 
 def load_weights(
@@ -40,18 +48,24 @@ def load_weights(
     progress: Callable[[int, int], None] | None = None,
     cancel: Callable[[], object] | None = None,
     include: Callable[[str], bool] = lambda canonical: True,
-) -> dict[str, torch.Tensor | ScaledWeight | PackedWeight]:
-    """Canonical name -> weight on `device`.
+    take_experts: TakeExperts | None = None,
+    on_host: Callable[[str], bool] = no_weight,
+) -> dict[str, Weight]:
+    """Canonical name -> weight on `device`, or on the CPU where `on_host` says so.
 
     Dense weights become `dtype`, norms, A_log and dt_bias float32. FP8 weights that the engine can use so stay
     `ScaledWeight` (scales float32) and 4-bit ones `PackedWeight` unless `dequantize`; others become `dtype`. `include` selects by
     canonical name. progress(done_bytes, total_bytes) and cancel() are called from this thread; cancel may raise, or
     return True for `LoadCancelled`. On any exception every buffer is released before it propagates.
+
+    take_experts(layer, stacks) gets the routed experts of each layer, in the order of the layers and after everything else has
+    been read; they are not in the result then. Their last bytes may still be under way on the current stream. At most two
+    layers stand in memory at a time: the one that is given away and the one that is read meanwhile.
     """
     device = torch.device(device)
-    loading = _Loading(device, dtype, dequantize, progress, cancel)
+    loading = _Loading(device, dtype, dequantize, progress, cancel, on_host)
     try:
-        return loading.run(plan, include)
+        return loading.run(plan, include, take_experts)
     except BaseException as error:
         # The traceback's frames would keep tensors alive for as long as somebody holds the exception.
         loading.release()
@@ -62,10 +76,10 @@ def load_weights(
 class _Loading:
     """One call of `load_weights`: owns every buffer, so that `release` can drop them all."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress, cancel) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress, cancel, on_host: Callable[[str], bool]) -> None:
         self.device, self.dtype, self.dequantize = device, dtype, dequantize
-        self.progress, self.cancel = progress, cancel
-        self.weights: dict[str, torch.Tensor | ScaledWeight | PackedWeight] = {}
+        self.progress, self.cancel, self.on_host = progress, cancel, on_host
+        self.weights: dict[str, Weight] = {}
         self.scales: dict[str, torch.Tensor] = {}
         self.jobs: list[Job] = []
         self.done = self.total = 0
@@ -76,34 +90,58 @@ class _Loading:
         self.scales.clear()
         self.jobs.clear()
 
-    def run(self, plan: LoadPlan, include: Callable[[str], bool]) -> dict[str, torch.Tensor | ScaledWeight | PackedWeight]:
+    def run(self, plan: LoadPlan, include: Callable[[str], bool], take_experts: TakeExperts | None) -> dict[str, Weight]:
         aliases = {name: target for name, target in plan.aliases.items() if include(name)}
         wanted = {name for name in plan.entries if include(name)} | set(aliases.values())
         entries = [plan.entries[name] for name in plan.entries if name in wanted]
         self.total = sum(piece.nbytes for entry in entries for piece in (*entry.pieces, *(entry.fp8.pieces if entry.fp8 else ())))
         self._report(0)
-        # Scales first: they are small, and multiplying out needs them.
-        buffers = {entry.name: self._prepare_scale(entry.fp8) for entry in entries if entry.fp8}
+        # Scales that multiplying out needs come before their weights; others come along with them.
+        needed = [entry for entry in entries if entry.fp8 and not self._stays_scaled(entry)]
+        for entry in needed:
+            self.scales[entry.name] = self._prepare_scale(entry.fp8)
         self._run_jobs(torch.device("cpu"))
-        for entry in entries:
-            if entry.fp8:
-                self.scales[entry.name] = _finish_scale(entry.fp8, buffers.pop(entry.name)).to(self.device)
-        for entry in entries:
-            self._prepare(entry)
-        self._run_jobs(self.device)
-        self.scales.clear()
-        for entry in entries:
-            if not isinstance(entry, Entry) and (self.dequantize or not may_stay_scaled(entry.name)):
-                # One after the other: besides the result, only the packed forms still to come are in memory.
-                self.weights[entry.name] = self.weights[entry.name].dequantize(self._dense_dtype(entry.name))
+        for entry in needed:
+            self.scales[entry.name] = self._finish_scale(entry)
+        run_batches(self._batches(entries, take_experts), self.device, self._report, self.total)
         result = {name: weight for name, weight in self.weights.items() if include(name)}
-        result.update({name: self.weights[target] for name, target in aliases.items()})
+        for name, target in aliases.items():
+            weight = self.weights[target]
+            result[name] = weight if self.on_host(name) else weight.to(self.device)
         self.weights = {}
         if self.done < self.total:  # cannot happen unless a job was lost; never hand out unread memory
             raise A3BError(f"{plan.folder}: {self.done} of {self.total} bytes were read.")
         self.reported_at = -math.inf
         self._report(0)
         return result
+
+    def _batches(self, entries: list, take_experts: TakeExperts | None) -> list[Batch]:
+        """What every token needs, then layer after layer of routed experts."""
+        parts: dict[int, list] = {-1: []}
+        for entry in entries:
+            parts.setdefault(layer_of(entry.name) if is_expert_stack(entry.name) else -1, []).append(entry)
+        batches = []
+        for layer, part in sorted(parts.items()):
+            take = take_experts if layer >= 0 else None
+            batches.append(Batch(partial(self._prepare_all, part), partial(self._finish, part, layer, take)))
+        return batches
+
+    def _prepare_all(self, entries: list) -> list[Job]:
+        for entry in entries:
+            self._prepare(entry)
+        jobs, self.jobs = self.jobs, []
+        return jobs
+
+    def _finish(self, entries: list, layer: int, take_experts: TakeExperts | None) -> None:
+        for entry in entries:
+            if isinstance(entry, Entry) and self._stays_scaled(entry):
+                self.weights[entry.name] = ScaledWeight(self.weights[entry.name], self._finish_scale(entry), entry.fp8.block)
+            self.scales.pop(entry.name, None)
+            if not isinstance(entry, Entry) and (self.dequantize or not may_stay_scaled(entry.name)):
+                # One after the other: besides the result, only the packed forms still to come are in memory.
+                self.weights[entry.name] = self.weights[entry.name].dequantize(self._dense_dtype(entry.name))
+        if take_experts is not None:
+            take_experts(layer, ExpertWeights(*(self.weights.pop(name) for name in stack_names(layer))))
 
     # Progress
 
@@ -131,19 +169,26 @@ class _Loading:
             filled += count
         return buffer
 
+    def _finish_scale(self, entry: Entry) -> torch.Tensor:
+        return _expanded_scale(entry.fp8, self.scales[entry.name]).to(self._place(entry.name))
+
     # Weights
+
+    def _stays_scaled(self, entry: Entry) -> bool:
+        return entry.stays_scaled and not self.dequantize
 
     def _prepare(self, entry: Entry) -> None:
         """Allocate the final tensor of `entry` and list the reads that fill it."""
         if not isinstance(entry, Entry):
-            self.weights[entry.name] = entry.prepare(self._allocate, self.copy_piece)
+            self.weights[entry.name] = entry.prepare(partial(self._allocate, entry.name), self.copy_piece)
             return
-        if entry.stays_scaled and not self.dequantize:
-            data = self._allocate(entry.shape, torch_dtype(entry.dtype))
-            self.weights[entry.name] = ScaledWeight(data, self.scales[entry.name], entry.fp8.block)
+        if self._stays_scaled(entry):
+            data = self._allocate(entry.name, entry.shape, torch_dtype(entry.dtype))
+            self.weights[entry.name] = data  # its scale follows in `_finish`
+            self.scales[entry.name] = self._prepare_scale(entry.fp8)
             self._copy_pieces(entry, data)
             return
-        data = self._allocate(entry.shape, self._dense_dtype(entry.name))
+        data = self._allocate(entry.name, entry.shape, self._dense_dtype(entry.name))
         self.weights[entry.name] = data
         if entry.fp8:
             self._dequantize_pieces(entry, data)
@@ -153,8 +198,11 @@ class _Loading:
     def _dense_dtype(self, name: str) -> torch.dtype:
         return torch.float32 if kept_in_float32(name) else self.dtype
 
-    def _allocate(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, device=self.device)
+    def _place(self, name: str) -> torch.device:
+        return torch.device("cpu") if self.on_host(name) else self.device
+
+    def _allocate(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._place(name))
 
     def copy_piece(
         self, piece: Piece, code: str, target: torch.Tensor | None, *, place: Callable[[torch.Tensor, torch.Tensor, int], None] | None = None,
@@ -194,7 +242,10 @@ class _Loading:
         direct = target if target.device.type == "cpu" and target.dtype == stored else None
 
         def finish(raw: torch.Tensor) -> None:
-            target.copy_(_as_dtype(raw, stored), non_blocking=True)
+            values = _as_dtype(raw, stored)
+            if stored != target.dtype and target.device.type != "cpu":
+                values = values.to(target.device, non_blocking=True)  # converted there, not by this thread
+            target.copy_(values, non_blocking=True)
 
         self.jobs.append(Job(piece.file, piece.offset + start, nbytes, finish, direct))
 
@@ -254,7 +305,7 @@ def _decode_e8m0(raw: torch.Tensor) -> torch.Tensor:
     return value.masked_fill_(raw == 255, math.nan)
 
 
-def _finish_scale(fp8: Fp8Storage, stored: torch.Tensor) -> torch.Tensor:
+def _expanded_scale(fp8: Fp8Storage, stored: torch.Tensor) -> torch.Tensor:
     """The stored scale rows as one value a block of the weight they serve; float32 of `fp8.shape`."""
     if fp8.row_repeat > 1 or fp8.row_skip:
         stored = stored.repeat_interleave(fp8.row_repeat, dim=-2)

@@ -18,7 +18,7 @@ FP8_MAX = 448.0  # largest finite value of float8_e4m3fn
 BLOCK = (128, 128)
 
 _FLOAT_FORMATS = {"fp8": torch.bfloat16, "bf16": torch.bfloat16, "fp32": torch.float32}
-_FP8_MODULE = re.compile(
+FP8_MODULE = re.compile(
     r"(?:.*\.)?layers\.\d+\.(self_attn\.[qkvo]_proj|linear_attn\.(in_proj_qkv|in_proj_z|out_proj)"
     r"|mlp\.shared_expert\.(gate|up|down)_proj|mlp\.experts\.(\d+\.(gate|up|down)_proj|gate_up_proj|down_proj))"
 )
@@ -85,7 +85,7 @@ def write_checkpoint(
     kept: list[str] = []
     for name, tensor in arranged.items():
         module = name.removesuffix(".weight")
-        if format == "fp8" and _FP8_MODULE.fullmatch(module):
+        if format == "fp8" and FP8_MODULE.fullmatch(module):
             stored[name], stored[f"{module}_scale_inv" if module == name else f"{module}.weight_scale_inv"] = quantize_fp8_block(tensor)
         else:
             stored[name] = tensor.to(_FLOAT_FORMATS[format])
@@ -105,7 +105,7 @@ def write_checkpoint(
         write_json(folder / INDEX_NAME, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))})
     config = {key: value for key, value in config.items() if key != "quantization_config"}
     if format == "fp8":
-        config["quantization_config"] = _fp8_config(kept)
+        config["quantization_config"] = fp8_config(kept)
     write_json(folder / "config.json", config)
 
 
@@ -178,7 +178,7 @@ def _shards(tensors: dict[str, torch.Tensor], limit: int) -> list[dict[str, torc
     return shards
 
 
-def _fp8_config(kept: list[str]) -> dict:
+def fp8_config(kept: list[str]) -> dict:
     """The `quantization_config` of the official FP8 repository, its skip list made from the modules left alone."""
     skip = dict.fromkeys(_skip_name(module) for module in kept)
     return {

@@ -39,7 +39,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="text that ends the answer, may be repeated")
     parser.add_argument("--device", default="auto", help="cpu, cuda:0, ...; auto: the first CUDA card, else the CPU (default %(default)s)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="compute type (default: float32 on a CPU, bfloat16 on a GPU)")
-    parser.add_argument("--vram-gb", type=float, default=0.0, metavar="GB", help="refuse to hold more than this on the device (0: no cap)")
+    parser.add_argument("--expert-format", choices=("stored", "int4", "int3"), default="stored", help="routed experts as in the file, or rounded to 4 or 3 bits while loading (default %(default)s)")
+    parser.add_argument("--cache-experts", action="store_true", help="with --expert-format int4 or int3: keep the rounded experts in a folder beside the checkpoint's files and read them from there next time")
+    parser.add_argument("--vram-gb", type=float, default=0.0, metavar="GB", help="hold no more than this on the device; experts that do not fit wait in RAM (0: no cap)")
     parser.add_argument("--context", type=int, default=8192, metavar="N", help="most tokens of prompt and answer (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end instead of the text")
 
@@ -82,7 +84,10 @@ def run(options: argparse.Namespace) -> int:
     device = options.device
     if device == "auto":
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
-    engine = Engine.load(options.model, device, dtype=options.dtype, vram_budget=budget, context=options.context)
+    engine = Engine.load(
+        options.model, device, dtype=options.dtype, vram_budget=budget, context=options.context,
+        expert_format=options.expert_format, cache_experts=options.cache_experts,
+    )  # fmt: skip
     if pictures:
         prompt = replace(prompt, images=engine.encode_image(pictures, options.image_size, options.fit))
 

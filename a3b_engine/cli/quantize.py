@@ -23,7 +23,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("source", type=Path, metavar="SRC", help="checkpoint folder (FP8 or BF16)")
     parser.add_argument("target", type=Path, metavar="DST", help="new folder")
     parser.add_argument("--to", required=True, choices=("int4", "int3", "fp8"), help="what to make")
-    parser.add_argument("--group", type=int, default=32, metavar="N", help="columns of an expert that share a scale: 32, 64 or 128; more is smaller and less exact (default %(default)s)")
+    parser.add_argument("--group", type=int, metavar="N", help="columns of an expert that share a scale: 32, 64 or 128; more is smaller and less exact (default 64)")
     parser.add_argument("--device", default="auto", help="cpu, cuda:0, ...; auto: the first CUDA card, else the CPU (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from ..checkpoint.quantize.convert import UNFINISHED, convert
     from ..options import EngineOptions
 
-    if options.group not in (32, 64, 128):
+    if options.group not in (None, 32, 64, 128):
         raise ConfigError(f"--group: found {options.group}, expected 32, 64 or 128.")
     device = options.device
     if device == "auto":

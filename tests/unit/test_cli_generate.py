@@ -3,6 +3,7 @@
 import io
 import json
 import random
+import shutil
 
 import pytest
 from PIL import Image
@@ -11,6 +12,7 @@ from a3b_engine.__main__ import main
 from a3b_engine.cli.generate import _open_picture
 from a3b_engine.engine import Engine
 from a3b_engine.errors import ImageError
+from a3b_engine.options import EXPERT_FORMATS
 
 
 @pytest.fixture
@@ -111,3 +113,16 @@ def test_a_script_that_was_cut_is_no_success(say):
 def test_a_missing_picture_is_named(say):
     code, out, err = say("--prompt", "Tell me", "--image", "none.png")
     assert code == 2 and "none.png: there is no such file" in err
+
+
+@pytest.mark.parametrize("expert_format", EXPERT_FORMATS)
+def test_experts_are_rounded_and_kept_when_asked(random_checkpoint, tmp_path, capsys, expert_format):
+    folder = shutil.copytree(random_checkpoint, tmp_path / "model")
+    command = ["generate", "--model", str(folder), "--max-new-tokens", "3", "--prompt", "x", "--expert-format", expert_format, "--json"]
+    answers = []
+    for options in ([], ["--cache-experts"], ["--cache-experts"]):
+        assert main([*command, "--temperature", "0", *options]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+        kept = [path.name for path in folder.iterdir() if path.is_dir()]
+        assert kept == ([f"a3b-experts-{expert_format}-g64"] if options and expert_format != "stored" else [])
+    assert len({answer["text"] for answer in answers}) == 1 and answers[0]["memory"]["weights"] > 0

@@ -7,7 +7,10 @@ import torch
 from engine_samples import GREEDY, LIVELY, edited, picture
 
 from a3b_engine import Engine, Prompt
+from a3b_engine.checkpoint.names import TIERS, is_expert_stack, stack_names, tier_of
+from a3b_engine.checkpoint.reader import no_weight
 from a3b_engine.errors import CheckpointError, ConfigError, MemoryBudgetError, PromptError
+from a3b_engine.model.moe import ExpertWeights
 from a3b_engine.options import EngineOptions
 from a3b_engine.parts import parts_of_folder
 
@@ -22,15 +25,34 @@ class WeightsInMemory:
 
     def __init__(self, weights, has_vision=True):
         self.weights, self.has_vision, self.asked = weights, has_vision, []
+        self.layers = sum(map(is_expert_stack, weights)) // 3
 
     def device_bytes(self, dtype, dequantize):
-        return sum(weight.nbytes for weight in self.weights.values())
+        return sum(self.tier_bytes(dtype, dequantize).values())
 
-    def load(self, device, dtype, dequantize, progress=None, cancel=None):
+    def tier_bytes(self, dtype, dequantize):
+        tiers = dict.fromkeys(TIERS, 0)
+        for name, weight in self.weights.items():
+            tiers[tier_of(name, False)] += weight.nbytes
+        return tiers
+
+    def passing_bytes(self, dtype, dequantize):
+        return 0
+
+    def expert_shapes(self, dtype, dequantize):
+        return ExpertWeights(*(self.weights[name].to("meta") for name in stack_names(0)))
+
+    def load(self, device, dtype, dequantize, progress=None, cancel=None, *, take_experts=None, on_host=no_weight):
         self.asked.append((device, dtype, dequantize))
         if cancel is not None:
             cancel()
-        return dict(self.weights)
+        weights = dict(self.weights)
+        for layer in range(self.layers if take_experts is not None else 0):
+            take_experts(layer, ExpertWeights(*map(weights.pop, stack_names(layer))))
+        return weights
+
+    def read_experts(self, layer, ids, dtype, dequantize):
+        return None
 
 
 def test_a_folder_and_its_parts_make_the_same_engine(random_checkpoint, parts):
@@ -93,7 +115,7 @@ def test_bad_options_are_named_before_a_folder_is_read(tmp_path):
 def test_defaults_of_the_options():
     checked = EngineOptions.checked()
     assert (checked.device, checked.dtype, checked.expert_format) == (torch.device("cpu"), torch.float32, "stored")
-    assert checked.vram_budget is None and checked.context == 8192
+    assert checked.vram_budget is None and checked.context == 8192 and not checked.cache_experts
     assert EngineOptions.checked(dtype="bfloat16").dtype == torch.bfloat16
 
 

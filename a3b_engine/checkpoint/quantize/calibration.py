@@ -24,7 +24,7 @@ from ...model.linear import Weight, dense, linear, rms_norm
 from ...model.moe import MoEWeights, route
 from ...model.positions import mrope_positions
 from ...model.rotary import mrope_cos_sin
-from ...model.text import _layer
+from ...model.text import layer_weights
 from ...runtime.cache import SequenceState
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Calibration:
         experts by "gate", "up" and "down"."""
         config, eps = self._config, self._config.rms_norm_eps
         kind = config.layer_types[self._layer]
-        layer = _layer(weights, self._layer, kind)
+        layer = layer_weights(weights, self._layer, kind)
         self._layer += 1
         alone = replace(config, num_hidden_layers=1, layer_types=(kind,))
         state = SequenceState(alone, len(self._x), self._x.device, torch.float32).layers[0]

@@ -15,10 +15,12 @@ from ...config import ModelConfig
 from ...errors import CheckpointError, ConfigError
 from ...tokenizer import Tokenizer
 from ..index import INDEX_NAME, CheckpointIndex
+from ..names import is_expert_stack
 from ..plan import build_plan
 from ..schemes import declared_block_size
-from ..write import _fp8_config, write_json
+from ..write import fp8_config, write_json
 from .calibration import TOKENS, calibration_tokens
+from .matrix import default_group
 from .record import METHOD, VERSION
 from .shard import Output, ShardWriter, shard_size
 from .steps import CalibrationText, Copy, Step, steps_to_few_bits, steps_to_fp8
@@ -48,13 +50,13 @@ class Converted:
 
 
 def convert(
-    source: Path, target: Path, to: str, *, group: int = 32, device: str | torch.device = "cpu",
+    source: Path, target: Path, to: str, *, group: int | None = None, device: str | torch.device = "cpu",
     progress: Callable[[int, int], None] | None = None, cancel: Callable[[], object] | None = None,
     shard_bytes: int = SHARD_BYTES,
 ) -> Converted:  # fmt: skip
     """Write `source` (a checkpoint folder, FP8 or BF16) to the new folder `target` as `to`: "int4", "int3" or "fp8".
 
-    int4, int3: the routed experts get codes with float16 scales over `group` columns (see `matrix.quantize_matrix`,
+    int4, int3: the routed experts get codes with float16 scales over `group` columns (None: as many as fit, up to 64; see `matrix.quantize_matrix`,
     with the statistics of `calibration`, whose last bits depend on the device); everything else is copied byte for byte. fp8: from a BF16 checkpoint, the
     modules that the official FP8 files hold so. No more than a layer is in memory. Work goes on in a folder beside the target, which gets
     its name when everything is on the disk; after an interruption the same call goes on behind the last finished file.
@@ -72,6 +74,7 @@ def convert(
     else:
         limit = min(TOKENS, config.text.max_position_embeddings)
         text = CalibrationText(plan, config.text, calibration_tokens(Tokenizer.from_folder(source), limit))
+        group = default_group({name: entry.shape[-1] for name, entry in plan.entries.items() if is_expert_stack(name)}, FORMS[to], group)
         steps = steps_to_few_bits(index, plan, FORMS[to], group, text)
     shards = _shards(steps, shard_bytes)
     job = _job(source, index, to, group, shard_bytes)
@@ -146,7 +149,7 @@ def _shard_names(count: int) -> list[str]:
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def _job(source: Path, index: CheckpointIndex, to: str, group: int, shard_bytes: int) -> dict:
+def _job(source: Path, index: CheckpointIndex, to: str, group: int | None, shard_bytes: int) -> dict:
     """What makes two runs the same: the source's files and what is asked for."""
     files = {}
     for path in sorted(index.files):
@@ -210,7 +213,7 @@ def _require_room(folder: Path, nbytes: int) -> None:
         )
 
 
-def _config(source: Path, config: ModelConfig, steps: list[Step], to: str, group: int) -> dict:
+def _config(source: Path, config: ModelConfig, steps: list[Step], to: str, group: int | None) -> dict:
     """config.json of the result: the source's, with a `quantization_config` that says what was done."""
     raw = json.loads((source / "config.json").read_text(encoding="utf-8-sig"))
     before = raw.pop("quantization_config", None)
@@ -218,7 +221,7 @@ def _config(source: Path, config: ModelConfig, steps: list[Step], to: str, group
         raw["text_config"].pop("quantization_config", None)
     if to == "fp8":
         kept = [step.source.name.removesuffix(".weight") for step in steps if isinstance(step, Copy)]
-        raw["quantization_config"] = _fp8_config(kept)
+        raw["quantization_config"] = fp8_config(kept)
         return raw
     told = {
         "quant_method": METHOD,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 METHOD, VERSION = "a3b", 1
+# Of the way scales and codes are chosen: caches made in another way are made again.
+ROUNDING = 1
 
 
 def stored_names(name: str) -> tuple[str, str]:

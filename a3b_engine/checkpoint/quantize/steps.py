@@ -17,7 +17,7 @@ from ..names import is_expert_stack, strip_prefix
 from ..plan import Entry, LoadPlan
 from ..reader import load_weights
 from ..schemes import split_name
-from ..write import _FP8_MODULE, BLOCK, quantize_fp8_block
+from ..write import BLOCK, FP8_MODULE, quantize_fp8_block
 from .calibration import Calibration
 from .experts import Portions, quantize_experts
 from .matrix import check_matrix, check_shape
@@ -205,7 +205,7 @@ def steps_to_fp8(index: CheckpointIndex, plan: LoadPlan) -> list[Step]:
     steps: list[Step] = []
     for info in index.tensors.values():
         module, part = split_name(info.name)
-        if part != "weight" or not _FP8_MODULE.fullmatch(module):
+        if part != "weight" or not FP8_MODULE.fullmatch(module):
             steps.append(Copy(info))
             continue
         if info.dtype not in DENSE_CODES:
