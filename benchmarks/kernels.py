@@ -3,6 +3,7 @@
     python benchmarks/kernels.py                       # every kernel, then one whole step of 40 layers
     python benchmarks/kernels.py --sweep [--only NAME]  # candidates for kernels/configs.py, without the matrix units
     python benchmarks/kernels.py --layers 4 --experts 32   # a quick look
+    python benchmarks/kernels.py --format int4 --group 32  # routed experts of few bits beside the FP8 ones
 
 Each kernel runs in a CUDA graph over the weights of `--layers` layers, different ones each, so that nothing is served
 from the L2 cache, and is checked against float64 first. `share` is its bandwidth over that of a plain copy on the same
@@ -33,15 +34,30 @@ from a3b_engine.kernels.dense_gemv import DenseGemv  # noqa: E402
 from a3b_engine.kernels.expert_table import random_experts  # noqa: E402
 from a3b_engine.kernels.fp8_gemv import Fp8Gemv, random_fp8  # noqa: E402
 from a3b_engine.kernels.moe_decode import ExpertsPlan  # noqa: E402
+from a3b_engine.kernels.packed_experts import random_packed_experts  # noqa: E402
+from a3b_engine.kernels.packed_gemv import PackedGemv  # noqa: E402
+from a3b_engine.kernels.packed_samples import random_packed  # noqa: E402
 from a3b_engine.kernels.router import RouterPlan  # noqa: E402
 
 HIDDEN, INNER, VOCABULARY, TOP_K, LIMIT = 2048, 512, 248320, 8, 1e-5
-PREDICTED = {"qkv_z_b_a": 8.9, "q_k_v": 6.9, "out": 4.4, "router": 5.0, "up": 7.2, "down": 4.8, "head": 225.0}
-RECORDED = {"qkv_z_b_a": 8.7, "q_k_v": 6.7, "out": 4.0, "router": 3.3, "up": 7.5, "down": 4.3, "head": 222.0}
+PREDICTED = {
+    "packed_up": 5.0, "packed_down": 3.3, "packed_up_general": 12.0, "packed_down_general": 8.0, "packed_q_k_v": 5.0, "packed_out": 3.5,
+    "qkv_z_b_a": 8.9, "q_k_v": 6.9, "out": 4.4, "router": 5.0, "up": 7.2, "down": 4.8, "head": 225.0,
+}  # fmt: skip
+RECORDED = {  # packed: int4 in groups of 64
+    "packed_up": 5.8, "packed_down": 4.3, "packed_up_general": 26.3, "packed_down_general": 28.0,
+    "qkv_z_b_a": 8.7, "q_k_v": 6.7, "out": 4.0, "router": 3.3, "up": 7.5, "down": 4.3, "head": 222.0,
+}  # fmt: skip
 SELF_TESTS = ("fp8_gemv", "fp8_gemv.matrix_units", "dense_gemv", "router", "moe_decode", "moe_decode.matrix_units")
+PACKED_SELF_TESTS = ("packed_gemv.{}", "packed_gemv.{}_matrix_units", "packed_experts.{}", "packed_experts.{}_matrix_units")
+FORMATS = {  # --format -> form, options of random_packed
+    "int4": ("int4", {}), "int3": ("int3", {}), "nvfp4": ("e2m1", dict(scale=torch.float8_e4m3fn, factor=True)),
+    "int4z": ("int4", dict(zero=True)),
+}  # fmt: skip
 TABLE_KEYS = {
     "qkv_z_b_a": "fp8_many_rows", "q_k_v": "fp8_many_rows", "out": "fp8_few_rows", "router": "router",
-    "up": "expert_up", "down": "expert_down", "head": "dense_many_rows",
+    "up": "expert_up", "down": "expert_down", "head": "dense_many_rows", "packed_up_general": "packed_up",
+    "packed_down_general": "packed_down", "packed_q_k_v": "packed_many_rows", "packed_out": "packed_few_rows",
 }  # fmt: skip
 Make = Callable[[int, "TileConfig | None"], "Case"]
 
@@ -88,7 +104,9 @@ def copy_rate(device: torch.device) -> float:
 class Bench:
     """The cases of every kernel. Weights are made once and used by all candidates."""
 
-    def __init__(self, target: support.Target, layers: int, experts: int, pdl: bool) -> None:
+    def __init__(
+        self, target: support.Target, layers: int, experts: int, pdl: bool, packed: tuple[str, int] | None = None, shared: str = "fp8"
+    ) -> None:
         device = target.device
         self.target, self.layers, self.experts, self.options = target, layers, experts, dict(pdl=pdl)
         generator = torch.Generator(device=device).manual_seed(0)
@@ -109,6 +127,13 @@ class Bench:
         self.routers = [(small(256, HIDDEN), small(1, HIDDEN)) for _ in range(layers)]
         self.head = small(VOCABULARY, HIDDEN)
         self.ids = [torch.randperm(experts, generator=generator, device=device)[:TOP_K].int() for _ in range(layers)]
+        self.packed: list = []
+        if packed is not None:
+            (form, options), group = FORMATS[packed[0]], packed[1]
+            sizes = (experts, HIDDEN, INNER, INNER, device, form, group)
+            self.packed = [random_packed_experts(*sizes, shared_form=form if shared == "same" else shared, **options) for _ in range(layers)]
+            self.packed_wide = [random_packed((9216, HIDDEN), form, group, device, seed=i, **options) for i in range(layers)]
+            self.packed_out = [random_packed((HIDDEN, 4096), form, group, device, seed=i, **options) for i in range(layers)]
         self.shares = torch.rand(TOP_K + 1, device=device, generator=generator) / TOP_K
 
     def makers(self) -> dict[str, Make]:
@@ -116,6 +141,8 @@ class Bench:
             "qkv_z_b_a": self.deltanet_projections, "q_k_v": self.attention_projections, "out": self.output_projection,
             "router": self.router,
             "up": self.up, "down": self.down, "head": self.logits,
+            "packed_up": self.packed_up, "packed_down": self.packed_down, "packed_up_general": self.packed_up_general,
+            "packed_down_general": self.packed_down_general, "packed_q_k_v": self.packed_projections, "packed_out": self.packed_output,
         }  # fmt: skip
 
     def _product(self, plan: object, x: torch.Tensor, residual: torch.Tensor | None = None) -> Case:
@@ -162,9 +189,9 @@ class Bench:
 
         return Case(lambda: plan(self.stream), plan.nbytes, error)
 
-    def _experts(self, layer: int, **configurations: TileConfig | None) -> tuple:
+    def _experts(self, layer: int, weights: list | None = None, **configurations: object) -> tuple:
         options = dict(norm=self.norm, early_x=True, **configurations, **self.options)
-        plan, ids = ExpertsPlan(self.moe[layer], TOP_K, self.target, **options), self.ids[layer]
+        plan, ids = ExpertsPlan((weights or self.moe)[layer], TOP_K, self.target, **options), self.ids[layer]
 
         def error() -> float:
             out = self.scratch[:HIDDEN]
@@ -173,18 +200,36 @@ class Bench:
 
         return plan, ids, error
 
-    def up(self, layer: int, config: TileConfig | None) -> Case:
-        plan, ids, error = self._experts(layer, up_config=config)
+    def up(self, layer: int, config: TileConfig | None, weights: list | None = None, form: str | None = None) -> Case:
+        plan, ids, error = self._experts(layer, weights, up_config=config, form=form)
         return Case(lambda: plan.up(self.stream, ids), plan.up_bytes, error)
 
-    def down(self, layer: int, config: TileConfig | None) -> Case:
-        plan, ids, error = self._experts(layer, down_config=config)
+    def packed_up(self, layer: int, config: TileConfig | None) -> Case:
+        return self.up(layer, config, self.packed)
+
+    def packed_down(self, layer: int, config: TileConfig | None) -> Case:
+        return self.down(layer, config, self.packed)
+
+    def packed_up_general(self, layer: int, config: TileConfig | None) -> Case:
+        return self.up(layer, config, self.packed, "general")
+
+    def packed_down_general(self, layer: int, config: TileConfig | None) -> Case:
+        return self.down(layer, config, self.packed, "general")
+
+    def packed_projections(self, layer: int, config: TileConfig | None) -> Case:
+        return self._product(PackedGemv([self.packed_wide[layer]], self.target, norm=self.norm, config=config, **self.options), self.stream)
+
+    def packed_output(self, layer: int, config: TileConfig | None) -> Case:
+        return self._product(PackedGemv([self.packed_out[layer]], self.target, config=config, **self.options), self.mixed, self.stream)
+
+    def down(self, layer: int, config: TileConfig | None, weights: list | None = None, form: str | None = None) -> Case:
+        plan, ids, error = self._experts(layer, weights, down_config=config, form=form)
         return Case(lambda: plan.down(ids, self.shares, self.scratch[:HIDDEN], self.stream), plan.down_bytes, error)
 
-    def step(self, chosen: dict[str, TileConfig] | None = None) -> tuple[list[Callable[[], None]], int]:
+    def step(self, chosen: dict[str, TileConfig] | None = None, packed: bool = False) -> tuple[list[Callable[[], None]], int]:
         """All launches of one token, each reading what the one ahead wrote: three layers of four with DeltaNet's projections.
 
-        chosen: configurations in place of the table's, by the names of `makers`.
+        chosen: configurations in place of the table's, by the names of `makers`. packed: with the packed experts.
         """
         chosen, launches, total = chosen or {}, [], 0
         common, device = dict(norm=self.norm, **self.options), self.target.device
@@ -198,7 +243,7 @@ class Bench:
             router, switch = self.routers[layer]  # ids must stay within the experts there are
             choose = RouterPlan(router[: self.experts], switch, TOP_K, self.target, config=chosen.get("router"), **common)
             experts = ExpertsPlan(
-                self.moe[layer], TOP_K, self.target, early_x=True, up_config=chosen.get("up"), down_config=chosen.get("down"), **common
+                (self.packed if packed else self.moe)[layer], TOP_K, self.target, early_x=True, up_config=chosen.get("up"), down_config=chosen.get("down"), **common
             )
             launches += [
                 lambda first=first: first(stream, projected[: first.rows]),
@@ -238,7 +283,7 @@ def measure(bench: Bench, name: str, config: TileConfig | None, rate: float) -> 
     time = microseconds([case.launch for case in cases])
     bandwidth = cases[0].nbytes / time * 1e6
     return dict(
-        us=round(time, 2), predicted_us=PREDICTED[name], recorded_us=RECORDED[name], tb_per_s=round(bandwidth / 1e12, 2),
+        us=round(time, 2), predicted_us=PREDICTED[name], recorded_us=RECORDED.get(name), tb_per_s=round(bandwidth / 1e12, 2),
         share=round(bandwidth / rate, 2), error=error,
     )  # fmt: skip
 
@@ -264,33 +309,49 @@ def main() -> None:
     parser.add_argument("--only", default="", help="kernels by name, with commas: " + ", ".join(PREDICTED))
     parser.add_argument("--no-pdl", action="store_true", help="without programmatic dependent launch")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--format", choices=tuple(FORMATS), help="also packed experts and projections of this kind (int4z: with zeros)")
+    parser.add_argument("--group", type=int, default=32, help="columns that share a scale in them")
+    parser.add_argument("--shared", choices=("fp8", "bf16", "same"), default="fp8", help="the shared expert beside packed ones")
     options = parser.parse_args()
     target = support.target(options.device)
     if target is None:
         parser.error(f"no kernels run on {options.device}")
     torch.cuda.set_device(target.device)
     names = [name for name in PREDICTED if not options.only or name in options.only.split(",")]
+    names = [name for name in names if options.format or not name.startswith("packed_")]
+    self_tests = list(SELF_TESTS)
+    if options.format:
+        self_tests += [name.format(FORMATS[options.format][0]) for name in PACKED_SELF_TESTS]
+    support.all_usable(self_tests, target.device)  # side by side
     report = {
         "device": torch.cuda.get_device_name(target.device), "capability": target.capability, "torch": torch.__version__,
-        "self_tests": {name: support.usable(name, target.device) for name in SELF_TESTS},
+        "self_tests": {name: support.usable(name, target.device) for name in self_tests},
         "layers": options.layers, "pdl": target.pdl and not options.no_pdl,
     }  # fmt: skip
     rate = copy_rate(target.device)
     report["copy_tb_per_s"] = round(rate / 1e12, 2)
-    bench = Bench(target, options.layers, options.experts, report["pdl"])
+    packed = (options.format, options.group) if options.format else None
+    report["packed"] = packed
+    bench = Bench(target, options.layers, options.experts, report["pdl"], packed, options.shared)
     if options.sweep:
-        report["sweep"] = {name: sweep(bench, name, rate) for name in names}
+        report["sweep"] = {name: sweep(bench, name, rate) for name in names if name in TABLE_KEYS}
     else:
         report["kernels"] = {}
         for name in names:
-            result = report["kernels"][name] = measure(bench, name, None, rate)
+            try:
+                result = report["kernels"][name] = measure(bench, name, None, rate)
+            except Exception as problem:  # the others are still of interest
+                report["kernels"][name] = dict(failed=f"{type(problem).__name__}: {problem}"[:200])
+                print(f"{name:22s} failed:", report["kernels"][name]["failed"], file=sys.stderr)
+                continue
             print(f"{name:22s} {result['us']:8.2f} us (predicted {result['predicted_us']}, H200 {result['recorded_us']})"
                   f"  {result['tb_per_s']:.2f} TB/s  {result['share']:.0%} of a copy  error {result['error']:.1e}", file=sys.stderr)  # fmt: skip
         if not options.only:
-            launches, total = bench.step()
-            step = microseconds(launches) * len(launches) / 1e3
-            report["step"] = dict(ms=round(step, 3), gb=round(total / 1e9, 3), tb_per_s=round(total / step / 1e9, 2), ceiling=round(1e3 / step))
-            print("one step, weights only:", report["step"], file=sys.stderr)
+            for name in ("step", "packed_step") if packed else ("step",):
+                launches, total = bench.step(packed=name == "packed_step")
+                step = microseconds(launches) * len(launches) / 1e3
+                report[name] = dict(ms=round(step, 3), gb=round(total / 1e9, 3), tb_per_s=round(total / step / 1e9, 2), ceiling=round(1e3 / step))
+                print(f"one {name.replace('_', ' ')}, weights only:", report[name], file=sys.stderr)
     print(json.dumps(report, indent=2))
 
 

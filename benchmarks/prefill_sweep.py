@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from typing import Callable, Iterator
 
@@ -11,12 +12,15 @@ from a3b_engine.bench.shape import ModelShape, model_config
 from a3b_engine.kernels import support
 from a3b_engine.kernels.attention_prefill import AttentionPrefillPlan, AttentionTiles
 from a3b_engine.kernels.deltanet_prefill import DeltaRulePlan, ScanTiles
+from a3b_engine.kernels.expert_parts import ExpertTiles
 from a3b_engine.kernels.expert_table import random_experts
 from a3b_engine.kernels.fp8_gemm import GemmTiles, ProjectionPlan
 from a3b_engine.kernels.fp8_gemv import random_fp8
 from a3b_engine.kernels.launcher import Launchers
-from a3b_engine.kernels.moe_prefill import ExpertsPrefillPlan, ExpertTiles
+from a3b_engine.kernels.moe_prefill import ExpertsPrefillPlan
+from a3b_engine.kernels.packed_prefill import PackedForm, random_packed
 from a3b_engine.kernels.route_prefill import RoutePlan, RouteTiles
+from a3b_engine.model.moe import ExpertWeights
 
 BF16 = torch.bfloat16
 
@@ -37,7 +41,7 @@ def per_launch(call: Callable[[int], object], count: int) -> float:
     return min(times)
 
 
-def candidates(device: torch.device, where: support.Target) -> Iterator[tuple[str, str, Callable[[], Callable[[int], object]]]]:
+def candidates(device: torch.device, where: support.Target, form: PackedForm | None = None) -> Iterator[tuple[str, str, Callable[[], Callable[[int], object]]]]:
     """(what, tiles, function that prepares the call to time)."""
     config, launchers = model_config(ModelShape(layers=4)).text, Launchers(where)
     copies = [
@@ -70,6 +74,9 @@ def candidates(device: torch.device, where: support.Target) -> Iterator[tuple[st
             yield f"out, {tokens}", "library", lambda tokens=tokens: projection(tokens, None, 1)
 
     weights = random_experts(256, 2048, 512, 512, device)
+    if form is not None:
+        stacks = (random_packed(form, shape, device, at) for at, shape in enumerate(((256, 512, 2048), (256, 512, 2048), (256, 2048, 512))))
+        weights = dataclasses.replace(weights, experts=ExpertWeights(*stacks))
 
     def experts(tokens: int, tiles: ExpertTiles, up: bool) -> Callable[[int], object]:
         plan = ExpertsPrefillPlan(weights, 8, launchers, BF16, tiles=tiles)
@@ -91,6 +98,13 @@ def candidates(device: torch.device, where: support.Target) -> Iterator[tuple[st
     shapes = [(*rest, 1, pairs) for rest in ((64, 4, 3), (64, 4, 4), (128, 8, 3)) for pairs in (False, True)]
     shapes += [(*rest, run_of, False) for rest in ((64, 4, 3), (64, 4, 4), (128, 8, 3)) for run_of in (4, 8)]  # only `down` runs
     for tokens, widths in ((64, (16,)), (256, (16,)), (512, (16, 32)), (2048, (16, 32, 64))):
+        if form is not None:
+            for width, rows, stages, scaled in itertools.product(widths, (64, 128), (3, 4, 6), (None, True)):
+                tiles = ExpertTiles(width, rows, rows // 16, stages, rows, rows // 16, stages, 4, False, scaled)
+                name = str((width, rows, stages, "scaled" if scaled else ""))
+                yield f"up, {tokens}", name, lambda tokens=tokens, tiles=tiles: experts(tokens, tiles, True)
+                yield f"down, {tokens}", name, lambda tokens=tokens, tiles=tiles: experts(tokens, tiles, False)
+            continue
         for width, (rows, warps, stages, run_of, pairs) in itertools.product(widths, shapes):
             tiles = ExpertTiles(width, rows, warps, stages, rows, warps, stages, run_of, pairs)
             for up in (True, False):
@@ -140,10 +154,12 @@ def candidates(device: torch.device, where: support.Target) -> Iterator[tuple[st
         yield f"prepare, {tokens}", str(warps), lambda tokens=tokens, warps=warps: rule(tokens, ScanTiles(32, 4, 2, warps), False)
 
 
-def sweep(device: torch.device, where: support.Target, share: list[int] | None, only: tuple[str, ...]) -> dict:
+def sweep(
+    device: torch.device, where: support.Target, share: list[int] | None, only: tuple[str, ...], form: PackedForm | None = None
+) -> dict:
     """Microseconds of every candidate; with `share` (number, of how many) only made and run once."""
     found: dict[str, list] = {}
-    wanted = (entry for entry in candidates(device, where) if not only or entry[0].startswith(only))
+    wanted = (entry for entry in candidates(device, where, form) if not only or entry[0].startswith(only))
     for number, (what, tiles, prepare) in enumerate(wanted):
         if share and number % share[1] != share[0]:
             continue

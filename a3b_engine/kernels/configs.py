@@ -47,6 +47,10 @@ TABLE: dict[str, dict[tuple[int, int], TileConfig]] = {
     "expert_up_dense": {(8, 0): TileConfig(2, 1024, 4), (9, 0): TileConfig(2, 2048, 8), (12, 0): TileConfig(2, 1024, 4)},
     "expert_down": {(8, 0): TileConfig(2, 512, 4), (9, 0): TileConfig(4, 512, 4)},
     "expert_down_dense": {(8, 0): TileConfig(1, 512, 4)},
+    "packed_many_rows": {(8, 0): TileConfig(8, 2048, 4)},
+    "packed_few_rows": {(8, 0): TileConfig(4, 4096, 4)},
+    "packed_up": {(8, 0): TileConfig(4, 2048, 4)},  # pairs, as "expert_up"
+    "packed_down": {(8, 0): TileConfig(4, 512, 4)},  # columns of each expert, as "expert_down"
 }
 
 MANY_ROWS = 4096

@@ -26,13 +26,21 @@ class ExpertTable:
 
     def __init__(self, weights: MoEWeights) -> None:
         experts = weights.experts
-        routed = [_addresses(stack) for stack in (experts.gate, experts.up, experts.down)]
         shared = [_addresses(matrix) for matrix in (weights.shared_gate, weights.shared_up, weights.shared_down)]
-        rows = [[stack[field][i] for field in range(4) for stack in routed] for i in range(len(routed[0][0]))]
-        rows.append([matrix[field][0] for field in range(4) for matrix in shared])
+        shared_row = [matrix[field][0] for field in range(4) for matrix in shared]
+        tables = getattr(experts, "tables", None)  # of experts in slots: their addresses come and go
+        rows = []
+        if tables is None:
+            routed = [_addresses(stack) for stack in (experts.gate, experts.up, experts.down)]
+            rows = [[stack[field][i] for field in range(4) for stack in routed] for i in range(len(routed[0][0]))]
+        rows.append(shared_row)
         if any(address % 16 for row in rows for address in row[:3]):
             raise UnsupportedByKernel("experts that do not begin at a multiple of 16 bytes")
-        self.pointers = torch.tensor(rows, dtype=torch.int64, device=weights.router.device)
+        if tables is None:
+            self.pointers = torch.tensor(rows, dtype=torch.int64, device=weights.router.device)
+        else:
+            self.pointers = tables.pointers
+            self.pointers[-1].copy_(torch.tensor(shared_row))
 
 
 def _addresses(weight: Weight) -> list[list[int]]:

@@ -3,23 +3,26 @@
 Few tokens: one kernel decodes tiles of weights in registers (no rounding of weights; activations are float16 beside FP8
 weights). Many tokens: the weights are
 multiplied out to bfloat16 once, as the plain path does, and the library multiplies; the rows are then so many that
-its faster inner loop earns back the extra 4 bytes a weight.
+its faster inner loop earns back the extra 4 bytes a weight. Packed weights, and matrices of several layouts, are multiplied out
+for any number of tokens.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import torch
 import triton
 import triton.language as tl
 
+from ..checkpoint.packed import PackedWeight
 from ..checkpoint.scaled import ScaledWeight
 from ..model.linear import Weight, dense
 from .configs import MANY_ROWS
 from .fp8_gemv import random_fp8
-from .gemv import CodeFormat, common_format, readable
+from .gemv import CodeFormat, code_format, common_format, readable
 from .launcher import Launcher, Launchers
+from .packed_prefill import PackedMatrix, require
 from .rows import let_next_start, wait_for_inputs
 from .support import Target, UnsupportedByKernel, relative_error, self_test
 from .weight_tiles import decoded, saturated, weights_times_tokens
@@ -103,10 +106,12 @@ def dequantize_kernel(
         block = row * 0
         if ROW_BLOCK > 0:
             block = row // ROW_BLOCK
-        factor = tl.load(scales + block[:, None] * SCALE_COLUMNS + (column // SCALE_WIDTH)[None, :], mask=mask, other=0.0)
-        if FORMAT == "e4m3_bytes":
-            factor = factor * 256.0
-        values = decoded(codes, FORMAT, tl.float32) * factor
+        values = decoded(codes, FORMAT, tl.float32)
+        if FORMAT != "dense":
+            factor = tl.load(scales + block[:, None] * SCALE_COLUMNS + (column // SCALE_WIDTH)[None, :], mask=mask, other=0.0)
+            if FORMAT == "e4m3_bytes":
+                factor = factor * 256.0
+            values = values * factor
     else:
         row = (tile - TILES) * BN + tl.arange(0, BN)
         ahead = N0 + N1 + N2
@@ -140,26 +145,31 @@ def gemm_tiles(tokens: int, form: CodeFormat, target: Target) -> GemmTiles:
 class ProjectionPlan:
     """out [T, rows of all matrices and the tail] = x [T, K] times them, for any T.
 
-    matrices: one to three [n_i, K], FP8 of one layout or dense of `dtype`; tail: dense [m, K] of `dtype`. x is of the type
-    that input_type(T) names, out of `dtype`. `from_tokens`: T from which FP8 weights are multiplied out first (None: where an
-    H200 gains by it). The plan keeps the matrices alive.
+    matrices: one to three [n_i, K], each FP8, packed, or dense of `dtype`; tail: dense [m, K] of `dtype`. x is of the type
+    that input_type(T) names, out of `dtype`. `from_tokens`: T from which FP8 weights of one layout are multiplied out first (None:
+    where an H200 gains by it). The plan keeps the matrices alive.
     """
 
     def __init__(
         self, matrices: Sequence[Weight], launchers: Launchers, dtype: torch.dtype, *, tail: torch.Tensor | None = None,
-        from_tokens: int | None = None, tiles: GemmTiles | None = None,
+        from_tokens: int | None = None, tiles: GemmTiles | None = None, tested: bool = True,
     ) -> None:  # fmt: skip
+        """tested: refuse packed weights where the self-test of their kernel failed."""
         target = launchers.target
         columns = matrices[0].shape[1]
         if not 1 <= len(matrices) <= MATRICES or any(matrix.ndim != 2 or matrix.shape[1] != columns for matrix in matrices):
             raise UnsupportedByKernel(f"{len(matrices)} matrices of different widths in one product")
-        self.form = common_format(matrices, target)
-        data = [stored(matrix, self.form, dtype, target) for matrix in matrices]
-        self.sizes = [codes.shape[0] for codes in data]
+        self.sizes = [matrix.shape[0] for matrix in matrices]
         self.columns, self.dtype, self._launchers = columns, dtype, launchers
         self.rows = sum(self.sizes) + (0 if tail is None else tail.shape[0])
         self.matrices, self.tail, self._tiles = list(matrices), tail, tiles
         self.from_tokens = from_tokens if from_tokens is not None else 384 if self.rows > MANY_ROWS else 768
+        self._parts, self.whole = self._apart(tested), False
+        if self._parts:
+            self.from_tokens = 0
+            return
+        self.form = common_format(matrices, target)
+        data = [stored(matrix, self.form, dtype, target) for matrix in matrices]
         scales = [matrix.scale if isinstance(matrix, ScaledWeight) else codes for matrix, codes in zip(matrices, data)]
         self._weights = [*filled(data, MATRICES), *filled(scales, MATRICES), data[0] if tail is None else tail]
         sizes = self.sizes + [0] * (MATRICES - len(self.sizes))
@@ -173,9 +183,34 @@ class ProjectionPlan:
         self._splits_at: dict[tuple[int, GemmTiles], int] = {}
         self._launches: dict[tuple[GemmTiles, int], Launcher] = {}
 
+    def _apart(self, tested: bool) -> list[Callable[[torch.Tensor], object]]:
+        """What fills the rows of each matrix and of the tail; nothing where one kernel reads the matrices as they are."""
+        target, packed = self._launchers.target, [isinstance(matrix, PackedWeight) for matrix in self.matrices]
+        if not any(packed):
+            try:
+                common_format(self.matrices, target)
+                return []
+            except UnsupportedByKernel:
+                if len(self.matrices) == 1:
+                    raise
+        if self.columns % 8:
+            raise UnsupportedByKernel(f"matrices of several layouts and {self.columns} columns")
+        if any(packed) and tested:
+            require("packed_prefill", target)
+        parts: list[Callable[[torch.Tensor], object]] = []
+        for matrix in (*self.matrices, *([] if self.tail is None else [self.tail])):
+            if isinstance(matrix, PackedWeight):
+                parts.append(PackedMatrix(matrix, self._launchers))
+            elif isinstance(matrix, ScaledWeight):
+                parts.append(ProjectionPlan([matrix], self._launchers, self.dtype).dequantized)
+            else:
+                stored(matrix, code_format(matrix, target), self.dtype, target)
+                parts.append(lambda out, matrix=matrix: out.copy_(matrix))
+        return parts
+
     def input_type(self, tokens: int) -> torch.dtype:
         """float16 where FP8 weights are decoded on the way."""
-        return product_type(self.form, self.dtype) if tokens < self.from_tokens else self.dtype
+        return self.dtype if self.many(tokens) else product_type(self.form, self.dtype)
 
     def splits(self, tokens: int) -> int:
         """Into how many parts of the columns a product without a following reader of its type is cut: enough programs for
@@ -214,12 +249,15 @@ class ProjectionPlan:
 
     def dequantized(self, scratch: torch.Tensor) -> torch.Tensor:
         """All rows multiplied out into the first rows of `scratch`."""
-        rows, width = 16, 256
+        rows, width, out = 16, 256, scratch[: self.rows]
+        if self._parts:
+            for fill, part in zip(self._parts, out.split(self.sizes + [self.rows - sum(self.sizes)])):
+                fill(part)
+            return out
         if self._dequantize is None:
             self._dequantize = self._launchers.get(
                 dequantize_kernel, **self._constants, SCALE_WIDTH=self.form.group * self.form.per_scale, BN=rows, WIDTH=width, num_warps=4
             )
-        out = scratch[: self.rows]
         self._dequantize((self._row_tiles(rows), -(-self.columns // width), 1), *self._weights, out)
         return out
 
@@ -241,10 +279,13 @@ def stored(weight: Weight, form: CodeFormat, dtype: torch.dtype, target: Target)
     """The codes, or the dense weight, as kernels of many tokens read them; `UnsupportedByKernel` where they cannot."""
     if not isinstance(weight, ScaledWeight) and weight.dtype != dtype:
         raise UnsupportedByKernel(f"weights of {weight.dtype} beside activations of {dtype}")
-    if weight.device != target.device:
+    if weight.device.type != "meta" and weight.device != target.device:  # meta: a layout whose numbers lie elsewhere
         raise UnsupportedByKernel(f"weights on {weight.device} for a kernel on {target.device}")
     codes = readable(weight, form)
-    if codes.data_ptr() % 16 or (isinstance(weight, ScaledWeight) and (weight.scale.dtype != torch.float32 or weight.scale.data_ptr() % 16)):
+    parts = [codes, weight.scale] if isinstance(weight, ScaledWeight) else [codes]
+    if parts[-1] is not codes and weight.scale.dtype != torch.float32:
+        raise UnsupportedByKernel(f"scales of {weight.scale.dtype}")
+    if codes.device.type != "meta" and any(part.data_ptr() % 16 for part in parts):
         raise UnsupportedByKernel("weights off the grid of 16 bytes")
     return codes
 

@@ -73,13 +73,41 @@ def readable(weight: Weight, form: CodeFormat) -> torch.Tensor:
     return data.view(torch.uint8) if form.name.endswith("_bytes") else data
 
 
-class GemvPlan:
+class Product:
+    """What plans of matrix-vector products share: one to four matrices [n_i, K], then a tail of up to two dense ones, times one vector.
+
+    norm: float32 [K], a zero-centred RMS norm of x (model.linear.rms_norm) done on the way, unrounded. A plan keeps the
+    matrices' memory alive and must be made anew when they move. Calling it with x [K] and residual [rows] of any float dtype writes out
+    [rows] of any float dtype, which may be `residual` itself; that only launches: nothing is allocated, checked on the host or waited for.
+    """
+
+    def __init__(self, matrices: Sequence[Weight], tail: Sequence[torch.Tensor], norm: torch.Tensor | None, eps: float) -> None:
+        self.matrices, self.tail, self.norm, self.eps = list(matrices), list(tail), norm, eps
+        self.rows, self.columns = sum(matrix.shape[0] for matrix in (*matrices, *tail)), matrices[0].shape[-1]
+
+    def __call__(self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
+        raise NotImplementedError
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of weights and scales one call reads."""
+        return sum(weight.nbytes for weight in self.matrices + self.tail)
+
+    def reference(self, x: torch.Tensor, residual: torch.Tensor | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """The same product in plain PyTorch, in `dtype` throughout: [rows]."""
+        vector = x.to(dtype)
+        if self.norm is not None:
+            vector = vector * torch.rsqrt(vector.square().mean() + self.eps) * (1.0 + self.norm.to(dtype))
+        parts = [dense(matrix, torch.float32).to(dtype) @ vector for matrix in self.matrices + self.tail]
+        out = torch.cat(parts)
+        return out if residual is None else out + residual.to(dtype)
+
+
+class GemvPlan(Product):
     """out [rows of all matrices] = matrices times x (+ residual) for one token, in one launch (two where columns are split).
 
-    matrices: one to four [n_i, K], all FP8 of one layout or all dense of one dtype; tail: up to two dense matrices
-    [m_i, K] beside FP8 ones. norm: float32 [K], a zero-centred RMS norm of x (model.linear.rms_norm) done on the way,
-    unrounded. late: with programmatic dependent launch, the kernel behind this one may start only once x is complete, and
-    read it. The plan keeps the matrices' memory alive and must be made anew when they move.
+    matrices: all FP8 of one layout or all dense of one dtype; tail: only beside FP8 ones. late: with programmatic dependent
+    launch, the kernel behind this one may start only once x is complete, and read it.
     """
 
     def __init__(
@@ -97,8 +125,7 @@ class GemvPlan:
         groups = max(1, config.columns // form.group)
         pieces = -(-columns // (groups * form.group * config.splits))
         sizes, tail_sizes = [codes.shape[0] for codes in data], [codes.shape[0] for codes in extra]
-        self.rows, self.columns = sum(sizes) + sum(tail_sizes), columns
-        self.matrices, self.tail, self.norm, self.eps = list(matrices), list(tail), norm, eps
+        super().__init__(matrices, tail, norm, eps)
         tiles, tail_tiles = (sum(-(-size // config.rows) for size in part) for part in (sizes, tail_sizes))
         steps, programs = config.shared_out(tiles, target)
         self._grid, self._splits = (programs + tail_tiles, config.splits), config.splits
@@ -120,10 +147,6 @@ class GemvPlan:
             self.partials = torch.empty(config.splits, self.rows, dtype=torch.float32, device=target.device)
 
     def __call__(self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
-        """x [K] and residual [rows] of any float dtype; out [rows] of any float dtype, may be `residual` itself.
-
-        Only launches: nothing is allocated, checked on the host or waited for.
-        """
         target = out if self.partials is None else self.partials
         add = residual is not None
         gemv_kernel[self._grid](
@@ -135,20 +158,6 @@ class GemvPlan:
                 self.partials, residual if add else x, out, self.rows,
                 SPLITS=self._splits, BLOCK=_SUM_BLOCK, RESIDUAL=add, num_warps=4, **self._pdl,
             )  # fmt: skip
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of weights and scales one call reads."""
-        return sum(weight.nbytes for weight in self.matrices + self.tail)
-
-    def reference(self, x: torch.Tensor, residual: torch.Tensor | None = None, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """The same product in plain PyTorch, in `dtype` throughout: [rows]."""
-        vector = x.to(dtype)
-        if self.norm is not None:
-            vector = vector * torch.rsqrt(vector.square().mean() + self.eps) * (1.0 + self.norm.to(dtype))
-        parts = [dense(matrix, torch.float32).to(dtype) @ vector for matrix in self.matrices + self.tail]
-        out = torch.cat(parts)
-        return out if residual is None else out + residual.to(dtype)
 
 
 def _padded(items: list, count: int, filler: object = None) -> list:

@@ -112,7 +112,7 @@ def matrix_up_kernel(
         gain += tl.load(norm + column)
     address = shared_memory(tile)
     if tile == 0:  # the table was last read a token ago: without this, the way to the weights begins in memory
-        touch(table.to(tl.int64) + tl.minimum(thread * 128, EXPERTS * 48))
+        touch(table.to(tl.int64) + tl.minimum((choice * (32 * WARPS) + thread) * 128, EXPERTS * (8 * TABLE_COLUMNS)))
     if EARLY_X:  # past this multiprocessor's cache, which nobody has emptied since x was written
         low = prepare(tl.load(x + column, cache_modifier=".cg").to(tl.float32), gain, address, column, eps, K, NORM)
     wait_for_inputs(PDL)
@@ -120,14 +120,14 @@ def matrix_up_kernel(
     expert = tl.load(ids + choice, mask=choice < TOP_K, other=EXPERTS)
     entry = table + expert.to(tl.int64) * TABLE_COLUMNS
     offset = tile * (8 * TILES * K) + (thread % 32 // 4 * K + thread // 32 * 512 + thread % 4 * 16)
-    gate, up = tl.load(entry) + offset, tl.load(entry + 1) + offset
+    gate, up = tl.load(entry, cache_modifier=".cg") + offset, tl.load(entry + 1, cache_modifier=".cg") + offset
     codes, more = load_steps(gate, up), load_steps(gate + 256, up + 256)
     if TILES == 2:
         gate, up = gate + 8 * K, up + 8 * K
         other_codes, other_more = load_steps(gate, up), load_steps(gate + 256, up + 256)
     place = tile * TILES // 16 * (K // 128) + thread // 32 * 4
-    gate_scale = tl.load(entry + 3).to(tl.pointer_type(tl.float32)) + place
-    up_scale = tl.load(entry + 4).to(tl.pointer_type(tl.float32)) + place
+    gate_scale = tl.load(entry + 3, cache_modifier=".cg").to(tl.pointer_type(tl.float32)) + place
+    up_scale = tl.load(entry + 4, cache_modifier=".cg").to(tl.pointer_type(tl.float32)) + place
     gate0, gate1, gate2, gate3 = tl.load(gate_scale), tl.load(gate_scale + 1), tl.load(gate_scale + 2), tl.load(gate_scale + 3)
     up0, up1, up2, up3 = tl.load(up_scale), tl.load(up_scale + 1), tl.load(up_scale + 2), tl.load(up_scale + 3)
     if EARLY_X:
@@ -162,9 +162,9 @@ def matrix_down_kernel(
     # Past this multiprocessor's cache, which nobody has emptied since the ids were written.
     entry = table + tl.load(ids + warp, cache_modifier=".cg").to(tl.int64) * TABLE_COLUMNS
     offset = tile * (16 * INNER) + (thread % 32 // 4 * INNER + thread % 4 * 16)
-    first = tl.load(entry + 2) + offset
+    first = tl.load(entry + 2, cache_modifier=".cg") + offset
     codes, more = load_steps(first, first + 8 * INNER), load_steps(first + 256, first + (256 + 8 * INNER))
-    scale = tl.load(entry + 5).to(tl.pointer_type(tl.float32)) + tile // 8 * (INNER // 128)
+    scale = tl.load(entry + 5, cache_modifier=".cg").to(tl.pointer_type(tl.float32)) + tile // 8 * (INNER // 128)
     scale0, scale1, scale2, scale3 = tl.load(scale), tl.load(scale + 1), tl.load(scale + 2), tl.load(scale + 3)
     shared = tl.load(table + (EXPERTS * TABLE_COLUMNS + 2)) + offset + warp * 64
     shared_codes = load_step(shared, shared + 8 * INNER)

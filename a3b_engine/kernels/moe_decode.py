@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 import triton.language as tl
 
+from ..checkpoint.packed import PackedWeight
 from ..model.linear import dense
 from ..model.moe import MoEWeights
 from .configs import TileConfig, configuration, fitted, next_power_of_two
@@ -18,6 +19,7 @@ from .expert_table import ExpertTable, matrices_of, random_experts
 from .fp8_gemv import fits_matrix_units, row_tiles
 from .gemv import code_format, common_format, readable
 from .matrix_gemv import matrix_down_kernel, matrix_up_kernel
+from .packed_experts import packed_launches
 from .moe_programs import expert_down_kernel, expert_up_kernel
 from .support import Target, UnsupportedByKernel, relative_error, self_test, usable
 
@@ -30,28 +32,34 @@ _TYPES = {
 class ExpertsPlan:
     """The mixture of experts of one layer for one token, without its router.
 
-    weights as loaded, FP8 of one layout or dense of one dtype throughout; the stacks are used where they are. norm: as
-    in GemvPlan. early_x: with programmatic dependent launch, x was complete before the kernel directly ahead of this plan let
-    it start, as RouterPlan sees to; `up` then prepares x while the router is at work. matrix_units: as in Fp8Gemv. The plan
-    keeps the weights alive as long as its table points at them.
+    weights as loaded, of any kind (see `packed_layouts.Layout`); the stacks are used where they are. norm: as in Product. early_x: with programmatic dependent launch, x was complete before the kernel directly ahead of this plan let
+    it start, as RouterPlan sees to; `up` then prepares x while the router is at work. matrix_units: as in Fp8Gemv. form: of the
+    kernels for packed and for mixed weights, "general" or "matrix_units"; None where weights, card and self-tests decide. The plan
+    keeps the weights alive as long as its table points at them. Raises `UnsupportedByKernel`.
     """
 
     def __init__(
         self, weights: MoEWeights, top_k: int, target: Target, *, norm: torch.Tensor | None = None, eps: float = 1e-6,
         pdl: bool = False, early_x: bool = False, up_config: TileConfig | None = None, down_config: TileConfig | None = None,
-        matrix_units: bool | None = None,
+        matrix_units: bool | None = None, form: str | None = None,
     ) -> None:  # fmt: skip
         experts = weights.experts
         count, inner, outputs = experts.gate.shape
         shared_inner = weights.shared_gate.shape[0]
         if norm is not None and (norm.dtype != torch.float32 or norm.shape != (outputs,)):
             raise UnsupportedByKernel(f"a norm of {norm.dtype} {list(norm.shape)}")
+        self.weights, self.norm, self.eps, self.top_k = weights, norm, eps, top_k
+        width = max(inner, shared_inner)
+        self._packed = None
+        if form is not None or not _alike(weights, target):
+            options = dict(norm=norm, eps=eps, pdl=pdl, up_config=up_config, down_config=down_config)
+            self._packed = packed_launches(weights, top_k, target, form=form, early_x=early_x, **options)
+            self.table = ExpertTable(weights)
+            self.hidden = torch.zeros(top_k + 1, width, dtype=torch.float32, device=target.device)
+            return
         form = common_format([experts.gate, experts.up, weights.shared_gate, weights.shared_up], target)
         down, shared_down = code_format(experts.down, target), code_format(weights.shared_down, target)
         tensors = [readable(weight, form) for weight in matrices_of(weights)]
-        same = len({(tensor.dtype) for tensor in tensors}) == 1 and down.name == shared_down.name == form.name
-        if not same or down.row_block != shared_down.row_block:
-            raise UnsupportedByKernel("routed and shared experts of different layouts")
         if 2 * inner * outputs >= 1 << 31:
             raise UnsupportedByKernel(f"experts of {inner} x {outputs}")
         fits = form.name == "e4m3" and inner == shared_inner and inner % 128 == 0 and fits_matrix_units(matrices_of(weights), target)
@@ -61,9 +69,7 @@ class ExpertsPlan:
         suffix = "_dense" if form.name == "dense" else ""
         up_config = up_config or fitted(configuration("expert_up" + suffix, target), inner * (top_k + 1), outputs, target, 16)
         down_config = down_config or fitted(configuration("expert_down" + suffix, target), outputs, inner, target, 16)
-        self.weights, self.norm, self.eps, self.top_k = weights, norm, eps, top_k
         self.table = ExpertTable(weights)
-        width = max(inner, shared_inner)
         self.hidden = torch.zeros(top_k + 1, width, dtype=torch.float32, device=target.device)
         pdl_options = dict(PDL=True, launch_pdl=True) if pdl and target.pdl else dict(PDL=False)
         common = dict(
@@ -107,6 +113,9 @@ class ExpertsPlan:
 
     def up(self, x: torch.Tensor, ids: torch.Tensor) -> None:
         """The first launch: `hidden` float32 [top_k + 1, inner] = SiLU(gate x) * (up x)."""
+        if self._packed is not None:
+            self._packed.up(x, self.table.pointers, ids, self.hidden)
+            return
         norm = self.norm if self.norm is not None else self.hidden
         if self._matrix_up:
             if x.data_ptr() % 16:
@@ -117,6 +126,9 @@ class ExpertsPlan:
 
     def down(self, ids: torch.Tensor, shares: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
         """The second launch. With programmatic dependent launch it must directly follow `up` on the stream."""
+        if self._packed is not None:
+            self._packed.down(self.hidden, shares, residual, self.table.pointers, ids, out)
+            return
         if self._matrix_down:
             matrix_down_kernel[(out.shape[0] // 16,)](
                 self.hidden, shares, residual if residual is not None else shares, self.table.pointers, ids, out,
@@ -157,6 +169,20 @@ class ExpertsPlan:
             gate, up, down = (dense(matrix, torch.float32).to(dtype) for matrix in matrices)
             out = out + share * (down @ (F.silu(gate @ vector) * (up @ vector)))
         return out
+
+
+def _alike(weights: MoEWeights, target: Target) -> bool:
+    """Whether all matrices are FP8 of one layout or dense of one dtype."""
+    matrices = matrices_of(weights)
+    if any(isinstance(matrix, PackedWeight) for matrix in matrices):
+        return False
+    try:
+        form = common_format([matrices[0], matrices[1], *matrices[3:5]], target)
+    except UnsupportedByKernel:
+        return False
+    down, shared_down = (code_format(matrix, target) for matrix in (matrices[2], matrices[5]))
+    same_types = len({readable(matrix, form).dtype for matrix in matrices}) == 1
+    return same_types and down.name == shared_down.name == form.name and down.row_block == shared_down.row_block
 
 
 def _cut(columns: int, at_once: int, group: int) -> tuple[int, int]:

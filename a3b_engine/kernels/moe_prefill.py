@@ -7,116 +7,84 @@ its choices: nothing depends on which program comes first.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from ..model.linear import dense
-from ..model.moe import MoEWeights
-from .expert_table import ExpertTable, matrices_of, random_experts
-from .fp8_gemm import product_type, stored
-from .gemv import code_format, common_format
-from .launcher import TRITON_TYPES, Launcher, Launchers
-from .moe_prefill_programs import experts_down_kernel, experts_up_kernel
+from ..model.moe import ExpertWeights, MoEWeights
+from .expert_parts import ExpertPart, ExpertTiles, expert_parts
+from .expert_table import ExpertTable, random_experts
+from .launcher import Launchers
+from .packed_prefill import SAMPLES, random_packed, require
 from .route_prefill import RoutePlan
 from .support import Target, UnsupportedByKernel, relative_error, self_test
-
-
-class ExpertTiles(NamedTuple):
-    """Tokens a tile; weight rows, warps and stages of the two launches; tiles of rows that a program of `down` takes behind each
-    other; whether `up` reads e4m3 codes by pairs (weight_tiles.product_of_pairs)."""
-
-    tokens: int
-    up_rows: int
-    up_warps: int
-    up_stages: int
-    down_rows: int
-    down_warps: int
-    down_stages: int
-    down_run: int = 1
-    up_pairs: bool = False
-
-
-def expert_tiles(tokens: int, experts: int, top_k: int, target: Target) -> ExpertTiles:
-    """By how many tokens an expert gets on average, and by the shared memory of the card. Measured on an H200."""
-    if target.interpreted:
-        return ExpertTiles(16, 16, 4, 1, 16, 4, 1, down_run=2, up_pairs=True)
-    load = tokens * top_k / experts
-    width = 16 if load <= 20 else 32 if load <= 96 else 64
-    if target.capability in ((8, 0), (9, 0), (10, 0)):
-        return ExpertTiles(width, 64, 4, 3, 64, 4, 3, down_run=4, up_pairs=target.capability == (9, 0))
-    return ExpertTiles(width, 32 if width == 64 else 64, 4, 2, 64, 4, 2, down_run=4)
 
 
 class ExpertsPrefillPlan:
     """The mixture of experts of one layer for any number of tokens, its router aside.
 
-    weights as loaded: FP8 of one layout, or dense of the activations' type. The plan keeps them alive.
+    weights as loaded: FP8, packed, or dense of the activations' type; gate and up of one layout. Routed and shared experts of one
+    layout take the same launches, else each their own. The plan keeps the weights alive. Routed experts on the meta device are
+    a layout without numbers: then every call names the table of addresses.
     """
 
-    def __init__(self, weights: MoEWeights, top_k: int, launchers: Launchers, dtype: torch.dtype, *, tiles: ExpertTiles | None = None) -> None:
-        target, experts = launchers.target, weights.experts
+    def __init__(
+        self, weights: MoEWeights, top_k: int, launchers: Launchers, dtype: torch.dtype, *, tiles: ExpertTiles | None = None, tested: bool = True
+    ) -> None:
+        """tested: refuse packed experts where the self-test of their kernels failed."""
+        experts = weights.experts
         self.count, self.inner, self.outputs = experts.gate.shape
         self.shared_inner = weights.shared_gate.shape[0]
-        form = common_format([experts.gate, experts.up, weights.shared_gate, weights.shared_up], target)
-        down, shared_down = code_format(experts.down, target), code_format(weights.shared_down, target)
-        codes = [stored(weight, form, dtype, target) for weight in matrices_of(weights)]
-        same = len({part.dtype for part in codes}) == 1 and down.name == shared_down.name == form.name
-        if not same or down.row_block != shared_down.row_block or down.group != shared_down.group:
-            raise UnsupportedByKernel("routed and shared experts of different layouts")
         if self.inner * self.outputs >= 1 << 31 or self.shared_inner * self.outputs >= 1 << 31:
             raise UnsupportedByKernel(f"experts of {self.inner} x {self.outputs}")
-        self.weights, self.top_k, self.form, self._launchers, self._tiles = weights, top_k, form, launchers, tiles
+        self.weights, self.top_k, self._launchers, self._tiles = weights, top_k, launchers, tiles
         self.width = max(self.inner, self.shared_inner)
-        self.table = ExpertTable(weights)
-        self.product = product_type(form, dtype)  # of x and of what stands between the two launches
-        self._launches: dict[ExpertTiles, tuple[Launcher, Launcher]] = {}
-        dense_block = 16 if target.interpreted else 64
-        common = dict(
-            CODE=TRITON_TYPES[codes[0].dtype], FORMAT=form.name, EXPERTS=self.count, TOP_K=top_k,
-            INNER=self.inner, SHARED_INNER=self.shared_inner, WIDTH=self.width,
-        )  # fmt: skip
-        self._up = dict(
-            K=self.outputs, ROW_BLOCK=form.row_block, SCALE_COLUMNS=form.scale_columns, PER_SCALE=form.per_scale,
-            BK=dense_block if form.name == "dense" else form.group, **common,
-        )  # fmt: skip
-        self._down = dict(
-            OUTPUTS=self.outputs, ROW_BLOCK=down.row_block, SCALE_COLUMNS=down.scale_columns, PER_SCALE=down.per_scale,
-            SHARED_SCALE_COLUMNS=shared_down.scale_columns, SHARED_PER_SCALE=shared_down.per_scale,
-            BK=dense_block if form.name == "dense" else down.group, **common,
-        )  # fmt: skip
+        parts = expert_parts(weights, top_k, launchers, dtype)
+        if tested and any(part.packed for part in parts):
+            require("moe_prefill.packed", launchers.target)
+        self._parts, self._of_routed = parts, next(part for part in parts if part.routed)
+        # of x and of what stands between the two launches
+        self.product = dtype if all(part.dense for part in parts) or dtype == torch.float32 else torch.float16
+        self.table = ExpertTable(weights) if hasattr(experts, "tables") or experts.gate.device.type != "meta" else None
 
     def tiles(self, tokens: int) -> ExpertTiles:
-        return self._tiles or expert_tiles(tokens, self.count, self.top_k, self._launchers.target)
+        return self._tiles or self._of_routed.tiles(tokens)
 
     def __call__(
-        self, x: torch.Tensor, shares: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, hidden: torch.Tensor, out: torch.Tensor
+        self, x: torch.Tensor, shares: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, hidden: torch.Tensor, out: torch.Tensor,
+        table: torch.Tensor | None = None,
+    ) -> None:  # fmt: skip
+        """Two launches, or four. x [T, D] of the type `product`; shares, order, tiles as RoutePlan leaves them for tiles(T).tokens;
+        hidden [T * (top_k + 1), width] of that type too; out [T, top_k + 1, D] of the plan's dtype, each row times its share.
+        table: int64 [E + 1, 12] as in ExpertTable, in place of the plan's own; rows of experts nobody goes to are not read."""
+        self.up(x, order, tiles, hidden, table)
+        self.down(hidden, shares, order, tiles, out, table)
+
+    def up(self, x: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, hidden: torch.Tensor, table: torch.Tensor | None = None) -> None:
+        tokens, pointers = x.shape[0], self._pointers(table)
+        for part in self._parts:
+            size = self._size_of(part, tokens)
+            grid, shared = part.grid(tokens, tiles, size, -(-part.inner // size.up_rows))
+            part.launches(size)[0](grid, x, pointers, tiles, order, hidden, tokens, shared)
+
+    def down(
+        self, hidden: torch.Tensor, shares: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor, table: torch.Tensor | None = None
     ) -> None:
-        """Two launches. x [T, D] of the type `product`; shares, order, tiles as RoutePlan leaves them for tiles(T).tokens; hidden
-        [T * (top_k + 1), width] of that type too; out [T, top_k + 1, D] of the plan's dtype, each row times its share."""
-        self.up(x, order, tiles, hidden)
-        self.down(hidden, shares, order, tiles, out)
+        tokens, pointers = out.shape[0], self._pointers(table)
+        for part in self._parts:
+            size = self._size_of(part, tokens)
+            grid, shared = part.grid(tokens, tiles, size, -(-self.outputs // (size.down_rows * size.down_run)))
+            part.launches(size)[1](grid, hidden, pointers, tiles, order, shares, out, tokens, shared)
 
-    def up(self, x: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, hidden: torch.Tensor) -> None:
-        tokens, size = x.shape[0], self.tiles(x.shape[0])
-        shared = -(-tokens // size.tokens)
-        grid = (-(-self.width // size.up_rows), tiles.shape[0] + shared, 1)
-        self._launches_of(size)[0](grid, x, self.table.pointers, tiles, order, hidden, tokens, shared)
+    def _size_of(self, part: ExpertPart, tokens: int) -> ExpertTiles:
+        """All parts that read the table of tiles must agree on it; who reads none is free."""
+        return self.tiles(tokens) if part.routed else part.tiles(tokens)
 
-    def down(self, hidden: torch.Tensor, shares: torch.Tensor, order: torch.Tensor, tiles: torch.Tensor, out: torch.Tensor) -> None:
-        tokens, size = out.shape[0], self.tiles(out.shape[0])
-        shared = -(-tokens // size.tokens)
-        grid = (-(-self.outputs // (size.down_rows * size.down_run)), tiles.shape[0] + shared, 1)
-        self._launches_of(size)[1](grid, hidden, self.table.pointers, tiles, order, shares, out, tokens, shared)
-
-    def _launches_of(self, size: ExpertTiles) -> tuple[Launcher, Launcher]:
-        found = self._launches.get(size)
-        if found is None:
-            get = self._launchers.get
-            up = dict(BN=size.up_rows, BM=size.tokens, BY_PAIRS=size.up_pairs, num_warps=size.up_warps, num_stages=size.up_stages)
-            down = dict(BN=size.down_rows, BM=size.tokens, num_warps=size.down_warps, num_stages=size.down_stages, RUN=size.down_run)
-            found = self._launches[size] = get(experts_up_kernel, **self._up, **up), get(experts_down_kernel, **self._down, **down)
-        return found
+    def _pointers(self, table: torch.Tensor | None) -> torch.Tensor:
+        if table is not None:
+            return table
+        if self.table is None:
+            raise ValueError("experts without memory of their own need a table of addresses")
+        return self.table.pointers
 
     def reference(self, x: torch.Tensor, ids: torch.Tensor, shares: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """The same in plain PyTorch, expert after expert, in `dtype` throughout: [T, top_k + 1, D]."""
@@ -138,28 +106,52 @@ class ExpertsPrefillPlan:
 @self_test("moe_prefill", limit=8e-3)
 def check(target: Target) -> float:
     """FP8 and dense experts, few tokens and many; empty experts and one that takes all; a wrong choice makes the error infinite."""
-    device, dtype = target.device, torch.float32 if target.interpreted else torch.bfloat16
-    launchers, worst = Launchers(target), 0.0
+    dtype = torch.float32 if target.interpreted else torch.bfloat16
     experts, hidden, inner = (5, 48, 32) if target.interpreted else (8, 2048, 512)
+    return max(_error(random_experts(experts, hidden, inner, inner, target.device, kept), target, dtype) for kept in (None, dtype))
+
+
+@self_test("moe_prefill.packed", limit=8e-3)
+def check_packed(target: Target) -> float:
+    """Packed experts of every kind, beside a shared one in FP8, of the same layout, or dense."""
+    device, dtype = target.device, torch.float32 if target.interpreted else torch.bfloat16
+    experts, hidden, inner = (3, 128, 64) if target.interpreted else (8, 2048, 512)
+    errors = []
+    for number, form in enumerate(SAMPLES):
+        weights = random_experts(experts, hidden, inner, inner, device, dtype if number == 2 else None)
+        shared = (weights.shared_gate, weights.shared_up, weights.shared_down)
+        if number % 3 == 1:
+            shared = tuple(random_packed(form, tuple(part.shape), device, 9 + at) for at, part in enumerate(shared))
+        shapes = ((experts, inner, hidden), (experts, inner, hidden), (experts, hidden, inner))
+        stacks = ExpertWeights(*(random_packed(form, shape, device, at) for at, shape in enumerate(shapes)))
+        errors.append(_error(MoEWeights(weights.router, stacks, *shared, weights.shared_switch), target, dtype, (18,)))
+    return max(errors)
+
+
+def _error(weights: MoEWeights, target: Target, dtype: torch.dtype, few: tuple[int, ...] = (1, 40)) -> float:
+    """Largest relative error of shares and rows over some numbers of tokens (`few` under the interpreter); infinite where an expert
+    was not the right one."""
+    device, errors, launchers = target.device, [], Launchers(target)
     generator = torch.Generator(device=device).manual_seed(1)
-    for kept in (None, dtype):
-        weights = random_experts(experts, hidden, inner, inner, device, kept)
-        router, switch = weights.router.to(dtype), weights.shared_switch.to(dtype)
-        weights = MoEWeights(router, weights.experts, weights.shared_gate, weights.shared_up, weights.shared_down, switch)
-        norm = torch.randn(hidden, device=device, generator=generator) * 0.1
-        route, plan = RoutePlan(router, switch, norm, 3, launchers, dtype), ExpertsPrefillPlan(weights, 3, launchers, dtype)
-        for tokens in (1, 40) if target.interpreted else (1, 40, 70, 200):
-            residual = torch.randn(tokens, hidden, device=device, generator=generator)
-            ids, shares, out = run(route, plan, residual, norm, dtype)
-            x, expected_ids, expected_shares = chosen(residual, norm, router, switch, 3)
-            if not torch.equal(ids.long().sort(-1).values, expected_ids.sort(-1).values):
-                return float("inf")
-            expected = plan.reference(x.to(plan.product), ids, shares, torch.float64)
-            worst = max(worst, relative_error(out, expected), relative_error(shares.sort(-1).values, expected_shares.sort(-1).values))
-    return worst
+    hidden = weights.router.shape[1]
+    router, switch = weights.router.to(dtype), weights.shared_switch.to(dtype)
+    weights = MoEWeights(router, weights.experts, weights.shared_gate, weights.shared_up, weights.shared_down, switch)
+    norm = torch.randn(hidden, device=device, generator=generator) * 0.1
+    route, plan = RoutePlan(router, switch, norm, 3, launchers, dtype), ExpertsPrefillPlan(weights, 3, launchers, dtype, tested=False)
+    for tokens in (few if target.interpreted else (1, 40, 70, 200)):
+        residual = torch.randn(tokens, hidden, device=device, generator=generator)
+        ids, shares, out = run(route, plan, residual, norm, dtype)
+        x, expected_ids, expected_shares = chosen(residual, norm, router, switch, 3)
+        if not torch.equal(ids.long().sort(-1).values, expected_ids.sort(-1).values):
+            return float("inf")
+        expected = plan.reference(x.to(plan.product), ids, shares, torch.float64)
+        errors += [relative_error(out, expected), relative_error(shares.sort(-1).values, expected_shares.sort(-1).values)]
+    return max(errors)
 
 
-def run(route: RoutePlan, plan: ExpertsPrefillPlan, residual: torch.Tensor, norm: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def run(
+    route: RoutePlan, plan: ExpertsPrefillPlan, residual: torch.Tensor, norm: torch.Tensor, dtype: torch.dtype, table: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
     """Both plans on buffers full of NaN and of impossible numbers: ids, shares and the rows of `plan`. For checks."""
     tokens, device, top_k = residual.shape[0], residual.device, plan.top_k
     inverse = torch.rsqrt(residual.square().mean(-1) + 1e-6)
@@ -173,7 +165,7 @@ def run(route: RoutePlan, plan: ExpertsPrefillPlan, residual: torch.Tensor, norm
     out = torch.full((tokens, top_k + 1, plan.outputs), torch.nan, device=device, dtype=dtype)
     logits = torch.full((route.splits(tokens), tokens, plan.count + 1), torch.nan, device=device)
     route(residual, inverse, logits, ids, shares, order, tiles, tile)
-    plan(x, shares, order, tiles, hidden, out)
+    plan(x, shares, order, tiles, hidden, out, table)
     return ids, shares, out
 
 

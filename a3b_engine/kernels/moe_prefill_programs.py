@@ -11,7 +11,7 @@ HIDDEN = tl.constexpr(1 / 16)
 
 
 @triton.jit
-def _tile(tiles, order, slot, shared_tiles, count, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr):
+def tile_of(tiles, order, slot, shared_tiles, count, EXPERTS: tl.constexpr, TOP_K: tl.constexpr, BM: tl.constexpr):
     """What tile `slot` holds: expert (EXPERTS is the shared one, -1 none), places of its rows in the order of experts, pair
     numbers (choice + token * TOP_K; of the shared expert token * TOP_K), and which rows there are. Shared tiles come first."""
     lane = tl.arange(0, BM)
@@ -46,7 +46,7 @@ def experts_up_kernel(
     wait_for_inputs(PDL)
     D: tl.constexpr = x.dtype.element_ty
     SCALE: tl.constexpr = CODE if FORMAT == "dense" else tl.float32
-    expert, place, pair, live = _tile(tiles, order, tl.program_id(1), shared_tiles, count, EXPERTS, TOP_K, BM)
+    expert, place, pair, live = tile_of(tiles, order, tl.program_id(1), shared_tiles, count, EXPERTS, TOP_K, BM)
     size = tl.where(expert == EXPERTS, SHARED_INNER, INNER)
     first = tl.program_id(0) * BN
     if (expert >= 0) & (first < size):
@@ -131,7 +131,7 @@ def experts_down_kernel(
     let_next_start(PDL)
     wait_for_inputs(PDL)
     SCALE: tl.constexpr = CODE if FORMAT == "dense" else tl.float32
-    expert, place, pair, live = _tile(tiles, order, tl.program_id(1), shared_tiles, count, EXPERTS, TOP_K, BM)
+    expert, place, pair, live = tile_of(tiles, order, tl.program_id(1), shared_tiles, count, EXPERTS, TOP_K, BM)
     if expert >= 0:
         entry = table + expert.to(tl.int64) * TABLE_COLUMNS
         down = tl.multiple_of(tl.load(entry + 2).to(tl.pointer_type(CODE)), 16)

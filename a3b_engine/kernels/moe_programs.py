@@ -70,10 +70,10 @@ def expert_up_kernel(
     let_next_start(PDL)  # after the wait: the next kernel reads the ids before it waits itself
     expert = tl.load(ids + choice, mask=choice < TOP_K, other=EXPERTS)
     entry = table + expert.to(tl.int64) * TABLE_COLUMNS
-    gate = tl.multiple_of(tl.load(entry).to(tl.pointer_type(CODE)), 16)
-    up = tl.multiple_of(tl.load(entry + 1).to(tl.pointer_type(CODE)), 16)
-    gate_scale = tl.load(entry + 3).to(tl.pointer_type(tl.float32))
-    up_scale = tl.load(entry + 4).to(tl.pointer_type(tl.float32))
+    gate = tl.multiple_of(tl.load(entry, cache_modifier=".cg").to(tl.pointer_type(CODE)), 16)
+    up = tl.multiple_of(tl.load(entry + 1, cache_modifier=".cg").to(tl.pointer_type(CODE)), 16)
+    gate_scale = tl.load(entry + 3, cache_modifier=".cg").to(tl.pointer_type(tl.float32))
+    up_scale = tl.load(entry + 4, cache_modifier=".cg").to(tl.pointer_type(tl.float32))
     if not EARLY_X:
         values = load_x(x, column, K)
     inner_rows = tl.where(choice < TOP_K, INNER, SHARED_INNER)
@@ -117,8 +117,8 @@ def expert_down_kernel(
     # Past this multiprocessor's cache, which nobody has emptied since the ids were written.
     expert = tl.load(ids + choice, mask=taken, other=0, cache_modifier=".cg")
     entry = table + expert.to(tl.int64) * TABLE_COLUMNS
-    down = tl.load(entry + 2)
-    scale = tl.load(entry + 5)
+    down = tl.load(entry + 2, cache_modifier=".cg")
+    scale = tl.load(entry + 5, cache_modifier=".cg")
     shared = tl.multiple_of(tl.load(table + EXPERTS * TABLE_COLUMNS + 2).to(tl.pointer_type(CODE)), 16)
     shared_scale = tl.load(table + EXPERTS * TABLE_COLUMNS + 5).to(tl.pointer_type(tl.float32))
     row, live, rows, scales, codes, factors, shared_rows, shared_scales, shared_codes, shared_factors = load_outputs(

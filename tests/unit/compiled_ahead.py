@@ -30,7 +30,7 @@ from a3b_engine.kernels.support import Target  # noqa: E402
 from a3b_engine.model.moe import ExpertWeights, MoEWeights  # noqa: E402
 
 TYPES = {
-    torch.float32: "fp32", torch.bfloat16: "bf16", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
+    torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
     torch.float8_e4m3fn: "fp8e4nv",
 }  # fmt: skip
 

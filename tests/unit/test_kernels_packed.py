@@ -1,0 +1,52 @@
+"""The kernels for packed weights: numbers under Triton's interpreter, code for every architecture."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from interpreted import needs_triton, run_cases
+
+
+@needs_triton
+def test_packed_kernels_under_the_interpreter():
+    run_cases("interpreted_packed_kernels.py")
+
+
+@needs_triton
+def test_kernels_on_the_matrix_units_whole():
+    run_cases("interpreted_packed_matrix.py")
+
+
+@needs_triton
+def test_packed_models_decode_under_the_interpreter():
+    run_cases("interpreted_packed_decode.py")
+
+
+@needs_triton
+def test_code_of_the_matrix_units_lane_by_lane():
+    run_cases("interpreted_packed_units.py")
+
+
+@needs_triton
+@pytest.mark.skipif(sys.platform != "linux", reason="only Triton's Linux wheel brings the assembler")
+def test_code_for_every_architecture():
+    """The kinds of packed weights at the 35B sizes; nothing spills; codes of four bits are read 8 bytes (NVFP4) or more at a time; from sm_90 on
+    the matrix units' are asked for before the wait wherever they do not depend on the router."""
+    script = Path(__file__).with_name("compiled_packed_kernels.py")
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), "80", "86", "89", "90", "120"]
+    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    report = json.loads(done.stdout)
+    assert sorted(report) == ["120", "80", "86", "89", "90"]
+    for architecture, kernels in report.items():
+        for name, facts in kernels.items():
+            where = f"{name} on sm_{architecture}"
+            assert facts["stack"] == 0, where
+            if not name.startswith("int3"):
+                assert set(facts["weights"]) <= {"v4.b32", "v2.b32"} and facts["weights"], where
+                early = int(architecture) >= 90 and name.startswith("matrix units") and " up," not in name
+                assert facts["early"] == early, where
