@@ -16,11 +16,22 @@ _ELEMENTS_AT_ONCE = 1 << 25
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """gate, up [E, I, D] and down [E, D, I]; indexing by expert gives one expert's matrix."""
+    """gate, up [E, I, D] and down [E, D, I]; indexing by expert gives one expert's matrix.
+
+    `memory.pooled.PooledExperts` has the same face over experts that are not all on the device.
+    """
 
     gate: Weight
     up: Weight
     down: Weight
+
+    def of_token(self, ids: torch.Tensor) -> ExpertWeights:
+        """Stacks of the experts ids int64 [n], which one token chose."""
+        return ExpertWeights(self.gate[ids], self.up[ids], self.down[ids])
+
+    def of_group(self, ids: torch.Tensor) -> ExpertWeights:
+        """Stacks of the experts ids int64 [n], which are some of those that many tokens chose."""
+        return self.of_token(ids)
 
 
 @dataclass(frozen=True)
@@ -58,10 +69,10 @@ def route(x: torch.Tensor, router: torch.Tensor, count: int) -> tuple[torch.Tens
 
 def _experts_of_one_token(x: torch.Tensor, experts: ExpertWeights, share: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """One token: gather its experts and multiply them as a batch, so that nothing waits for the host to read their ids."""
-    ids = chosen[0]
+    taken = experts.of_token(chosen[0])
     column = x[0][:, None]
-    hidden = F.silu(dense(experts.gate[ids], x.dtype) @ column) * (dense(experts.up[ids], x.dtype) @ column)
-    out = (dense(experts.down[ids], x.dtype) @ hidden)[..., 0]  # [count, D]
+    hidden = F.silu(dense(taken.gate, x.dtype) @ column) * (dense(taken.up, x.dtype) @ column)
+    out = (dense(taken.down, x.dtype) @ hidden)[..., 0]  # [count, D]
     return (out * share[0][:, None]).sum(0, keepdim=True)
 
 
@@ -86,7 +97,8 @@ def _experts_grouped(x: torch.Tensor, experts: ExpertWeights, share: torch.Tenso
         filled = slot < loads[ids, None]
         pair = pairs[(starts[ids, None] + slot).clamp(max=len(pairs) - 1)]
         part = x[pair // count]  # [group, slots, D]
-        gate, up, down = (dense(stack[ids], x.dtype).transpose(1, 2) for stack in (experts.gate, experts.up, experts.down))
+        taken = experts.of_group(ids)
+        gate, up, down = (dense(stack, x.dtype).transpose(1, 2) for stack in (taken.gate, taken.up, taken.down))
         hidden = F.silu(part @ gate) * (part @ up)
         results[torch.where(filled, pair, tokens * count)] = hidden @ down
     return (results[:-1].view(tokens, count, -1) * share[..., None]).sum(1)

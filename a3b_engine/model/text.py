@@ -29,16 +29,25 @@ class LayerWeights:
 class TextModel:
     """Weights of the language model, arranged by layer. Holds no state of a sequence."""
 
-    def __init__(self, config: TextConfig, weights: Mapping[str, Weight]) -> None:
+    def __init__(self, config: TextConfig, weights: Mapping[str, Weight], experts: Sequence[ExpertWeights] | None = None) -> None:
+        """weights by canonical name. experts: the routed ones of every layer, where `weights` has none. The embedding may stand in
+        pinned RAM while everything else is on a device."""
         self.config = config
         self.embedding: torch.Tensor = weights["embed_tokens.weight"]
         self.head: Weight = weights["lm_head.weight"]
         self.norm: torch.Tensor = weights["norm.weight"]
-        self.layers = [_layer(weights, index, kind) for index, kind in enumerate(config.layer_types)]
+        self.layers = [
+            layer_weights(weights, index, kind, None if experts is None else experts[index]) for index, kind in enumerate(config.layer_types)
+        ]
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model computes."""
+        return self.norm.device
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> [T, D]."""
-        return F.embedding(token_ids, self.embedding)
+        """int64 [T], on any device -> [T, D]."""
+        return F.embedding(token_ids.to(self.embedding.device), self.embedding).to(self.device, non_blocking=True)
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, states: Sequence[KeyValueStore | DeltaNetState]) -> torch.Tensor:
         """Embedded tokens x [T, D] at positions int64 [3, T] -> hidden [T, D] after the final norm.
@@ -61,7 +70,8 @@ class TextModel:
         return linear(hidden, self.head).float()
 
 
-def _layer(weights: Mapping[str, Weight], index: int, kind: str) -> LayerWeights:
+def layer_weights(weights: Mapping[str, Weight], index: int, kind: str, experts: ExpertWeights | None = None) -> LayerWeights:
+    """Layer `index` of that kind out of weights by canonical name; its routed experts may come from elsewhere."""
     base = f"layers.{index}."
 
     def get(name: str) -> Weight:
@@ -90,7 +100,7 @@ def _layer(weights: Mapping[str, Weight], index: int, kind: str) -> LayerWeights
         )
     moe = MoEWeights(
         router=get("mlp.gate.weight"),
-        experts=ExpertWeights(get("mlp.experts.gate.weight"), get("mlp.experts.up.weight"), get("mlp.experts.down.weight")),
+        experts=experts or ExpertWeights(*(get(f"mlp.experts.{name}.weight") for name in ("gate", "up", "down"))),
         shared_gate=get("mlp.shared_expert.gate_proj.weight"),
         shared_up=get("mlp.shared_expert.up_proj.weight"),
         shared_down=get("mlp.shared_expert.down_proj.weight"),

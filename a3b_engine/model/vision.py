@@ -6,7 +6,7 @@ merger that turns each 2x2 block of patches into one token of the language model
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Mapping
 
 import torch
@@ -34,14 +34,17 @@ class BlockWeights:
 class VisionModel:
     """Weights of the tower; `encode` takes one picture at a time."""
 
-    def __init__(self, config: VisionConfig, weights: Mapping[str, Weight]) -> None:
+    def __init__(self, config: VisionConfig, weights: Mapping[str, Weight], device: torch.device | None = None) -> None:
+        """device: where to work; blocks that are elsewhere come one after the other for as long as they are at work. None: where the
+        weights are."""
         self.config = config
 
         def pair(name: str) -> tuple[Weight, torch.Tensor]:
             return weights[f"visual.{name}.weight"], weights[f"visual.{name}.bias"]
 
-        self.patch_embed = pair("patch_embed.proj")
-        self.positions: torch.Tensor = weights["visual.pos_embed.weight"]
+        positions: torch.Tensor = weights["visual.pos_embed.weight"]
+        self.positions = positions if device is None else positions.to(device, non_blocking=True)
+        self.patch_embed = self._here(pair("patch_embed.proj"))
         self.blocks = [
             BlockWeights(
                 norm1=pair(f"blocks.{i}.norm1"),
@@ -53,9 +56,7 @@ class VisionModel:
             )
             for i in range(config.depth)
         ]
-        self.merger_norm = pair("merger.norm")
-        self.merger_fc1 = pair("merger.linear_fc1")
-        self.merger_fc2 = pair("merger.linear_fc2")
+        self.merger_norm, self.merger_fc1, self.merger_fc2 = (self._here(pair(f"merger.{name}")) for name in ("norm", "linear_fc1", "linear_fc2"))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -75,11 +76,15 @@ class VisionModel:
         x = x + self._interpolated_positions(height, width)
         cos, sin = self._rotary(height, width)
         for block in self.blocks:
+            block = BlockWeights(*(self._here(getattr(block, field.name)) for field in fields(block)))
             x = x + self._attention(_layer_norm(x, block.norm1), block, cos, sin)
             hidden = F.gelu(linear(_layer_norm(x, block.norm2), *block.fc1), approximate="tanh")
             x = x + linear(hidden, *block.fc2)
         x = _layer_norm(x, self.merger_norm).reshape(-1, merge * merge * config.hidden_size)
         return linear(F.gelu(linear(x, *self.merger_fc1)), *self.merger_fc2)
+
+    def _here(self, pair: tuple[Weight, torch.Tensor]) -> tuple[Weight, torch.Tensor]:
+        return tuple(each if each.device == self.device else each.to(self.device, non_blocking=True) for each in pair)
 
     def _attention(self, x: torch.Tensor, block: BlockWeights, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
         heads = self.config.num_heads

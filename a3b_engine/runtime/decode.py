@@ -8,23 +8,27 @@ device, so that a captured step is replayed for every token.
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Callable
 
 import torch
 
-from ..checkpoint.scaled import ScaledWeight
+from ..checkpoint.packed import PackedWeight
+from ..kernels import packed_experts, packed_gemv
 from ..kernels.attention_decode import AttentionScratch, attention_decode, plan_attention
 from ..kernels.begin_step import begin_step
 from ..kernels.deltanet_decode import DeltaNetScratch, conv_from_ring, deltanet_decode, plan_deltanet, ring_from_conv
-from ..kernels.dense_gemv import DenseGemv
-from ..kernels.fp8_gemv import Fp8Gemv
-from ..kernels.gemv import GemvPlan
+from ..kernels.expert_slots import Fetch, TakeSlots
+from ..kernels.expert_table import matrices_of
+from ..kernels.gemv import Product
 from ..kernels.moe_decode import ExpertsPlan
+from ..kernels.packed_gemv import product
 from ..kernels.router import router_of
-from ..kernels.support import Target, UnsupportedByKernel
+from ..kernels.support import Target
+from ..memory.pool import SlotPool
+from ..memory.pooled import PooledExperts
 from ..model.attention import AttentionWeights
 from ..model.deltanet import DeltaNetWeights
-from ..model.linear import Weight
+from ..model.moe import MoEWeights
 from ..model.text import LayerWeights, TextModel
 from .cache import SequenceState
 from .capture import Launch, captured
@@ -35,21 +39,41 @@ KERNELS = ("begin_step", "fp8_gemv", "dense_gemv", "router", "moe_decode", "atte
 FASTER = ("fp8_gemv.matrix_units", "moe_decode.matrix_units")
 
 
+def packed_kernels(model: TextModel) -> tuple[str, ...]:
+    """Whose self-tests speak for the packed weights of `model`; their plans ask for them, one after another."""
+    names: dict[str, None] = {}
+    for layer in model.layers:
+        if any(isinstance(matrix, PackedWeight) for matrix in matrices_of(layer.moe)):
+            tests = packed_experts.self_tests(layer.moe)
+            names |= dict.fromkeys(tests[0] + tests[1])
+        tests = packed_gemv.self_tests([*vars(layer.mixer).values(), model.head])
+        names |= dict.fromkeys(tests[0] + tests[1])
+    return tuple(names)
+
+
+# Replaces the experts that a router chose: layer, then ids int32 [top_k] to write into, in one launch.
+Reroute = Callable[[int, torch.Tensor], None]
+
+
 def trial_step(model: TextModel, where: Target) -> None:
     """Plan a step for `model` and throw it away: `UnsupportedByKernel` for a model the kernels cannot take."""
     state = SequenceState(model.config, 1, where.device, model.embedding.dtype, capacity=1)
-    DecodeStep(model, state, torch.zeros(1, dtype=torch.int64, device=where.device), where)
+    DecodeStep(model, state, torch.zeros(1, dtype=torch.int64, device=where.device), where).close()
 
 
 class DecodeStep:
     """The launches of one token over one `SequenceState` with fixed buffers.
 
     token: int64 [1] on the device, read by every step. After a step `logits` float32 [vocab] belong to the token behind
-    it. Raises `UnsupportedByKernel` for a model the kernels cannot take.
+    it. Where experts are in slots there are two graphs: one for when all are on the device, and one that fetches those that
+    are not. Experts that the device cannot fetch by itself are served by the host, launch by launch.
+    Raises `UnsupportedByKernel` for a model the kernels cannot take.
     """
 
-    def __init__(self, model: TextModel, state: SequenceState, token: torch.Tensor, where: Target) -> None:
+    def __init__(self, model: TextModel, state: SequenceState, token: torch.Tensor, where: Target, reroute: Reroute | None = None) -> None:
         config = model.config
+        self._reroute = reroute
+        self._pool = _pool_of(model)
         self._model, self._state, self._where = model, state, where
         device, dtype = where.device, model.embedding.dtype
         self._attention_plan = plan_attention(config, dtype, where)
@@ -68,9 +92,9 @@ class DecodeStep:
         self._launches: list[Launch] = [lambda: begin_step(token, model.embedding, self._stream, self._length, self._position)]
         for index, layer in enumerate(model.layers):
             self._launches += self._layer(index, layer)
-        head = _product([model.head], where, norm=model.norm.float(), eps=config.rms_norm_eps, pdl=where.pdl)
+        head = product([model.head], where, norm=model.norm.float(), eps=config.rms_norm_eps, pdl=where.pdl)
         self._launches.append(lambda: head(self._stream, self.logits))
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # by whether all experts are on the device
 
     # Using it
 
@@ -87,8 +111,9 @@ class DecodeStep:
 
     def launch(self) -> None:
         """Queue one token on the current stream; nothing is waited for."""
-        if self._graph is not None:
-            self._graph.replay()
+        graph = None if self._pool is not None and self._pool.host_serves else self._graphs.get(self._all_here)
+        if graph is not None:
+            graph.replay()
         else:
             self.launch_one_by_one()
         self._state.advance(1)
@@ -99,10 +124,22 @@ class DecodeStep:
             launch()
 
     def capture(self) -> None:
-        """Record the step as a graph. Runs a throw-away token first: call before `enter`."""
+        """Record the step as a graph, for the experts' places as they are. Runs a throw-away token first: call before `enter`."""
+        if self._all_here in self._graphs or (self._pool is not None and self._pool.host_serves):
+            return
         self._length.fill_(-1)
         self._position.fill_(-1)
-        self._graph = captured(self.launch_one_by_one, self._where.device)
+        self._graphs[self._all_here] = captured(self.launch_one_by_one, self._where.device)
+
+    @property
+    def _all_here(self) -> bool:
+        return self._pool is None or self._pool.full
+
+    def close(self) -> None:
+        """Let go of the model and the graphs at once. The launches refer to this object, so that it would wait for the garbage
+        collector otherwise, and the weights with it."""
+        self._launches.clear()
+        self._graphs.clear()
 
     @property
     def nbytes(self) -> int:
@@ -128,13 +165,33 @@ class DecodeStep:
         return launches + [
             lambda: out(mixed, stream, stream),
             lambda: router(stream),
+            *([lambda: self._reroute(index, router.ids)] if self._reroute is not None else []),
+            *self._fetching(index, layer.moe, router.ids),
             lambda: experts(stream, router.ids, router.shares, stream, stream),
         ]
 
-    def _attention(self, index: int, weights: AttentionWeights, options: dict) -> tuple[list[Launch], GemvPlan]:
+    def _fetching(self, index: int, moe: MoEWeights, ids: torch.Tensor) -> list[Launch]:
+        """What brings the experts that the router chose into slots, where they are not all there."""
+        if self._pool is None:
+            return []
+        pool, where = self._pool, self._where
+        take = TakeSlots(moe.experts.tables, len(ids), where, pdl=where.pdl)
+        fetch = Fetch(take.copies, pool.layout.nbytes, where, pdl=where.pdl)
+
+        def bring() -> None:
+            if pool.full:
+                return
+            take(ids)
+            if pool.host_serves:
+                pool.serve(index, take.copies)
+            fetch()
+
+        return [bring]
+
+    def _attention(self, index: int, weights: AttentionWeights, options: dict) -> tuple[list[Launch], Product]:
         config, where = self._model.config, self._where
-        project = _product([weights.q, weights.k, weights.v], where, **options)
-        out = _product([weights.o], where, pdl=where.pdl)
+        project = product([weights.q, weights.k, weights.v], where, **options)
+        out = product([weights.o], where, pdl=where.pdl)
         projected, mixed = self._projected[: project.rows], self._mixed[: out.columns]
         q_norm, k_norm, cache = weights.q_norm, weights.k_norm, self._state.layers[index].buffer
         return [
@@ -145,10 +202,10 @@ class DecodeStep:
             ),
         ], out  # fmt: skip
 
-    def _deltanet(self, index: int, weights: DeltaNetWeights, options: dict) -> tuple[list[Launch], GemvPlan]:
+    def _deltanet(self, index: int, weights: DeltaNetWeights, options: dict) -> tuple[list[Launch], Product]:
         config, where = self._model.config, self._where
-        project = _product([weights.qkv, weights.z], where, tail=[weights.a, weights.b], **options)
-        out = _product([weights.out], where, pdl=where.pdl)
+        project = product([weights.qkv, weights.z], where, tail=[weights.a, weights.b], **options)
+        out = product([weights.out], where, pdl=where.pdl)
         heads = config.linear_num_value_heads
         parts = self._projected[: project.rows].split([config.conv_dim, config.linear_value_dim, heads, heads])
         ring = self._rings[config.linear_attention_layers.index(index)]
@@ -162,10 +219,6 @@ class DecodeStep:
         ], out  # fmt: skip
 
 
-def _product(matrices: Sequence[Weight], where: Target, *, tail: Sequence[torch.Tensor] = (), **options) -> GemvPlan:
-    """The plan for matrices of one kind, with small dense ones behind them."""
-    if all(isinstance(matrix, ScaledWeight) for matrix in matrices):
-        return Fp8Gemv(matrices, where, tail=tail, **options)
-    if any(isinstance(matrix, ScaledWeight) for matrix in matrices):
-        raise UnsupportedByKernel("scaled and plain matrices in one layer's projections")
-    return DenseGemv([*matrices, *tail], where, **options)
+def _pool_of(model: TextModel) -> SlotPool | None:
+    experts = model.layers[0].moe.experts
+    return experts.pool if isinstance(experts, PooledExperts) else None

@@ -20,7 +20,7 @@ from ..model.text import TextModel
 from ..sampling import NO_CHOICE, NOT_FINITE, SamplingParams
 from .cache import SequenceState
 from .capture import captured
-from .decode import DecodeStep
+from .decode import DecodeStep, Reroute
 from .forward import ForwardModel, forward_chunks
 
 log = logging.getLogger(__name__)
@@ -34,13 +34,15 @@ class DeviceBuffers:
     """What stays on the device from answer to answer: the buffers of one sequence of up to `capacity` tokens, the sampler
     and both graphs. Nothing in it moves while it lives; more tokens need a new one."""
 
-    def __init__(self, model: TextModel, config: ModelConfig, real_tokens: int, capacity: int, where: Target) -> None:
+    def __init__(
+        self, model: TextModel, config: ModelConfig, real_tokens: int, capacity: int, where: Target, reroute: Reroute | None = None
+    ) -> None:
         began = time.perf_counter()
         text, device = config.text, where.device
         self.capacity, self.device = capacity, device
         self.state = SequenceState(text, capacity, device, model.embedding.dtype, capacity=capacity)
         self.sampler = DeviceSampler(text.vocab_size, real_tokens, config.eos_token_ids, device)
-        self.step = DecodeStep(model, self.state, self.sampler.token, where)
+        self.step = DecodeStep(model, self.state, self.sampler.token, where, reroute)
         pinned = dict(pin_memory=device.type == "cuda")
         self.result = torch.zeros(2, dtype=torch.int64, **pinned)  # token and status of the last draw, on the host
         self.bitmask = torch.zeros(self.sampler.bitmask.shape, dtype=torch.int32, **pinned)
@@ -58,6 +60,11 @@ class DeviceBuffers:
     def nbytes(self) -> int:
         """Bytes on the device, the sequence's included."""
         return self.state.nbytes + self.step.nbytes + self.sampler.nbytes
+
+    def close(self) -> None:
+        """Give everything back; the buffers are not to be used again."""
+        self.step.close()
+        self._draw_graph = None
 
     def draw(self) -> None:
         """Queue the draw from the step's logits, and the copy of its `result` to the host."""

@@ -22,7 +22,7 @@ class ForwardModel(Protocol):
     """What prefill needs of a model: `TextModel`, or a faster one with the same face."""
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """int64 [T] -> [T, D]."""
+        """int64 [T], on any device -> [T, D]."""
 
     def forward(self, x: torch.Tensor, positions: torch.Tensor, states: Sequence[KeyValueStore | DeltaNetState]) -> torch.Tensor:
         """x [T, D] at positions int64 [3, T] -> hidden [T, D] after the final norm; advances `states` by T tokens."""
@@ -88,7 +88,7 @@ def forward_chunks(
     origin = state.next_position - _position_behind(start, places)
     positions, _ = mrope_positions(total, places)
     positions = (positions[:, start:] + origin).to(device)
-    ids = torch.tensor(token_ids[start:], dtype=torch.int64, device=device)
+    ids = torch.tensor(token_ids[start:], dtype=torch.int64)
     for first, stop in pairwise(borders[borders.index(start) :]):
         before_chunk()
         x = model.embed(ids[first - start : stop - start])

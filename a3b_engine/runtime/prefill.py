@@ -1,6 +1,7 @@
 """The language model over many tokens with compiled kernels: the same face and the same states as `model.text.TextModel`.
 
-A layer takes thirteen launches (two more where FP8 weights are multiplied out first), whose sizes depend on the number of
+A layer takes thirteen launches (two more where weights are multiplied out first, two where routed and shared experts are of
+different layouts), whose sizes depend on the number of
 tokens alone: the host waits for nothing. The residual stream is float32, activations are bfloat16, every sum is float32
 and in a fixed order, so that the same call gives the same bits. Where activations meet FP8 weights that are decoded on the
 way, they are float16 (kernels/weight_tiles.py).
@@ -12,20 +13,32 @@ from typing import Sequence
 
 import torch
 
+from ..checkpoint.packed import PackedWeight
 from ..kernels.attention_prefill import AttentionPrefillPlan
 from ..kernels.deltanet_prefill import DeltaRulePlan
+from ..kernels.expert_slots import Fetch, Visit, VisitScratch
+from ..kernels.expert_table import matrices_of
 from ..kernels.fp8_gemm import ProjectionPlan
 from ..kernels.launcher import Launchers
 from ..kernels.moe_prefill import ExpertsPrefillPlan
 from ..kernels.prefill_rows import RowKernels
 from ..kernels.route_prefill import RoutePlan
 from ..kernels.support import Target, UnsupportedByKernel, on_device
+from ..memory.pooled import PooledExperts
 from ..model.attention import AttentionWeights, KeyValueStore
 from ..model.deltanet import DeltaNetState, DeltaNetWeights
 from ..model.rotary import mrope_cos_sin
 from ..model.text import LayerWeights, TextModel
 
 KERNELS = ("fp8_gemm", "prefill_rows", "deltanet_prefill", "attention_prefill", "moe_prefill")  # whose self-tests speak for this module
+PACKED_KERNELS = ("packed_prefill", "moe_prefill.packed")  # packed projections need the first one, packed experts the second one
+
+
+def packed_kernels(model: TextModel) -> tuple[str, ...]:
+    """Those of PACKED_KERNELS that speak for the packed weights of `model`; its plans ask for them, one after another."""
+    projections = any(isinstance(weight, PackedWeight) for layer in model.layers for weight in vars(layer.mixer).values())
+    experts = any(isinstance(weight, PackedWeight) for layer in model.layers for weight in matrices_of(layer.moe))
+    return tuple(name for name, needed in zip(PACKED_KERNELS, (projections, experts)) if needed)
 
 
 class Scratch:
@@ -68,7 +81,8 @@ class FastText:
         rows, rule, attention = RowKernels(config, launchers), DeltaRulePlan(config, launchers), AttentionPrefillPlan(config, launchers)
         self._rows = rows
         self._norm = vector(model.norm)
-        self._layers = [_Layer(layer, model, rows, rule, attention, launchers) for layer in model.layers]
+        visits = Visits(model, target) if isinstance(model.layers[0].moe.experts, PooledExperts) else None
+        self._layers = [_Layer(index, layer, model, rows, rule, attention, launchers, visits) for index, layer in enumerate(model.layers)]
         plans = [plan for layer in self._layers for plan in layer.mixer.projections]
         self._dequantized = [(plan, plan.rows * plan.columns) for plan in plans if not plan.whole]
 
@@ -142,10 +156,34 @@ class Call:
         return self.scratch.get("matrix", self.dtype, self._matrix)[: plan.rows * plan.columns].view(plan.rows, plan.columns)
 
 
+class Visits:
+    """Brings experts that have no slot to places beside the slots, for as long as a layer works on many tokens."""
+
+    def __init__(self, model: TextModel, target: Target) -> None:
+        self._pool = pool = model.layers[0].moe.experts.pool
+        self._scratch = VisitScratch(pool.experts, target.device)
+        self._visits = [Visit(layer.moe.experts.tables, self._scratch, pool.layout.nbytes, target) for layer in model.layers]
+        self._fetch = Fetch(self._scratch.copies, pool.layout.nbytes, target)
+
+    def __call__(self, index: int, ids: torch.Tensor) -> torch.Tensor | None:
+        """ids int32 [T, top_k] of layer `index` -> the table by which its experts are found; None: the layer's own."""
+        pool = self._pool
+        if pool.full:
+            return None
+        places = pool.places()
+        self._visits[index](ids, places)
+        if pool.host_serves:
+            pool.serve(index, self._scratch.copies, places)
+        self._fetch()
+        return self._scratch.visiting
+
+
 class _Layer:
     def __init__(
-        self, layer: LayerWeights, model: TextModel, rows: RowKernels, rule: DeltaRulePlan, attention: AttentionPrefillPlan, launchers: Launchers
-    ) -> None:
+        self, index: int, layer: LayerWeights, model: TextModel, rows: RowKernels, rule: DeltaRulePlan, attention: AttentionPrefillPlan,
+        launchers: Launchers, visits: Visits | None,
+    ) -> None:  # fmt: skip
+        self._index, self._visits = index, visits
         dtype = model.embedding.dtype
         self.input_norm, self.post_norm = vector(layer.input_norm), vector(layer.post_norm)
         if isinstance(layer.mixer, AttentionWeights):
@@ -167,7 +205,8 @@ class _Layer:
         out = scratch.get("experts", call.dtype, tokens, choices, normed.shape[1])
         logits = scratch.get("logits", torch.float32, self._route.splits(tokens), tokens, self._route.experts + 1)
         self._route(residual, inverse, logits, ids, shares, order, tiles, tile)
-        self._experts(normed, shares, order, tiles, hidden, out)
+        table = None if self._visits is None else self._visits(self._index, ids)
+        self._experts(normed, shares, order, tiles, hidden, out, table)
         return Delta(out, choices, choices, 1)
 
 

@@ -12,33 +12,38 @@ from typing import TYPE_CHECKING, Callable, Sequence
 
 import torch
 
-from ..config import ModelConfig, TextConfig
+from ..config import ModelConfig
 from ..image import ImageFeatures
 from ..kernels.support import Target, UnsupportedByKernel, all_usable, target
-from ..model.moe import dense_elements_at_once
+from ..memory.pool import SlotPool
 from ..model.text import TextModel
 from ..sampling import Sampler, SamplingParams
-from .cache import SequenceState, sequence_bytes, snapshot_bytes
+from .budget import PREFIX_BYTES, capacity_for, working_bytes
+from .cache import SequenceState
 from .forward import PREFILL_CHUNK, ForwardModel
 from .prefix import PrefixStore, end_of_first_turn, prefill
 from .steps import PlainSteps, Steps
 
 if TYPE_CHECKING:
     from .device_steps import DeviceBuffers
+    from .decode import Reroute
 
 log = logging.getLogger(__name__)
 
-SMALLEST_CAPACITY = 2048  # tokens; buffers come in powers of two, so that longer prompts seldom make them anew
-PREFIX_BYTES = 768 * 1024**2  # kept beginnings of prompts: two points of three prompts of 3,000 tokens in the 35B model
-
+SLOT_KERNELS = ("expert_slots",)  # whose self-tests speak for experts in slots
 
 class Runner:
     """The model of one loaded engine at work; one answer at a time."""
 
-    def __init__(self, model: TextModel, config: ModelConfig, real_tokens: int, context: int) -> None:
-        """real_tokens: ids from here on are never drawn. context: most tokens of a prompt with its answer."""
+    def __init__(
+        self, model: TextModel, config: ModelConfig, real_tokens: int, context: int, *, chunk: int = PREFILL_CHUNK,
+        pool: SlotPool | None = None, reroute: Callable[[], Reroute | None] = lambda: None,
+    ) -> None:  # fmt: skip
+        """real_tokens: ids from here on are never drawn. context: most tokens of a prompt with its answer. chunk: tokens of a prompt
+        at once. pool: where the model's routed experts are, if they are in slots. reroute: asked when a decode step is made."""
         self._model, self._config, self._real_tokens, self._context = model, config, real_tokens, context
-        self._device, self._dtype = model.embedding.device, model.embedding.dtype
+        self._chunk, self._pool, self._reroute = chunk, pool, reroute
+        self._device, self._dtype = model.device, model.embedding.dtype
         self._prefixes = PrefixStore(PREFIX_BYTES)
         self._buffers: DeviceBuffers | None = None
         self._target = target(self._device)
@@ -74,7 +79,7 @@ class Runner:
         state = self._state_for(tokens)
         hidden, kept = prefill(
             self._forward, self._config, state, self._prefixes, token_ids, images,
-            system_end=end_of_first_turn(token_ids, self._config.eos_token_ids), before_chunk=poll,
+            system_end=end_of_first_turn(token_ids, self._config.eos_token_ids), before_chunk=poll, chunk_size=self._chunk,
         )  # fmt: skip
         if self.decodes_by_kernels:
             from .device_steps import DeviceSteps
@@ -93,9 +98,10 @@ class Runner:
 
     def release(self) -> int:
         """Give back all that can be made again, buffers and graphs too; returns the bytes."""
-        held = sum(self.nbytes().values())
+        held = sum(self.nbytes().values()) + (self._pool.release_places() if self._pool is not None else 0)
         self._prefixes.clear()
-        self._buffers = self._running = None
+        self._drop_buffers()
+        self._running = None
         return held
 
     def nbytes(self) -> dict[str, int]:
@@ -112,27 +118,28 @@ class Runner:
         limit = PREFIX_BYTES
         if room is not None:
             tokens = max(tokens, self._buffers.capacity if self._buffers is not None else 0)  # larger buffers stay
-            others = self.working_bytes(tokens) - _kept_bytes(self._config.text, self._dtype, tokens)
+            others = self.working_bytes(tokens, kept=False)
             limit = max(0, min(limit, room - others))
         self._prefixes.limit_bytes = limit
         self._prefixes.drop(self._prefixes.nbytes - limit)
 
-    def working_bytes(self, tokens: int) -> int:
-        """Bytes beside the weights for a prompt with its answer of `tokens` tokens, what is held already included."""
-        return working_bytes(self._config.text, self._dtype, tokens, self._capacity(tokens) if self.decodes_by_kernels else None)
+    def working_bytes(self, tokens: int, kept: bool = True) -> int:
+        """Bytes beside the weights for a prompt with its answer of `tokens` tokens, what is held already included; kept: with room
+        for what is kept of the prompt."""
+        capacity = capacity_for(tokens, self._context) if self.decodes_by_kernels else None
+        return working_bytes(self._config.text, self._dtype, tokens, capacity, self._chunk, kept)
 
     # Inside
-
-    def _capacity(self, tokens: int) -> int:
-        return min(self._context, max(SMALLEST_CAPACITY, 1 << (tokens - 1).bit_length()))
 
     def _state_for(self, tokens: int) -> SequenceState:
         """Where a sequence of that many tokens can stand."""
         if not self.decodes_by_kernels:
             self._running = SequenceState(self._config.text, self._context, self._device, self._dtype)
             return self._running
+        if self._pool is not None:
+            self._pool.make_ready()
         if self._buffers is None or self._buffers.capacity < tokens:
-            self._buffers = None  # the old ones go first: both may not fit
+            self._drop_buffers()  # the old ones go first: both may not fit
             try:
                 self._buffers = self._new_buffers(tokens)
             except torch.cuda.OutOfMemoryError:
@@ -140,12 +147,22 @@ class Runner:
                 self._prefixes.clear()
                 torch.cuda.empty_cache()
                 self._buffers = self._new_buffers(tokens)
+        if self._device.type == "cuda":
+            self._buffers.step.capture()  # experts may have come or gone since
         return self._buffers.state
+
+    def _drop_buffers(self) -> None:
+        if self._buffers is not None:
+            self._buffers.close()
+        self._buffers = None
 
     def _new_buffers(self, tokens: int) -> DeviceBuffers:
         from .device_steps import DeviceBuffers
 
-        return DeviceBuffers(self._model, self._config, self._real_tokens, self._capacity(tokens), self._target)
+        if self._device.type == "cuda":
+            # In pieces of memory that something larger left behind, a step on an H200 took 8 % longer; in memory of their own never.
+            torch.cuda.empty_cache()
+        return DeviceBuffers(self._model, self._config, self._real_tokens, capacity_for(tokens, self._context), self._target, self._reroute())
 
     def _choose_kernels(self, where: Target) -> None:
         """Take the kernels that work on this device and for this model. The first engine on a device runs their self-tests."""
@@ -156,12 +173,13 @@ class Runner:
         except Exception as problem:  # a Triton whose language lacks what a kernel is written in
             log.warning("%s: plain PyTorch is used, the kernels cannot be read by this Triton (%s)", where.device, type(problem).__name__)
             return
-        all_usable(decode.KERNELS + decode.FASTER + fast.KERNELS, where.device)  # together, which takes least time; asked again below
+        slots = () if self._pool is None else SLOT_KERNELS
+        all_usable(decode.KERNELS + decode.FASTER + fast.KERNELS + slots + decode.packed_kernels(self._model), where.device)  # together, which takes least time; asked again below
         try:
-            if all_usable(decode.KERNELS, where.device):
+            if all_usable(decode.KERNELS + slots, where.device):
                 decode.trial_step(self._model, where)
                 self.decodes_by_kernels = True
-            if all_usable(fast.KERNELS, where.device):
+            if all_usable(fast.KERNELS + slots, where.device):
                 self._forward = fast.FastText(self._model, where)
         except UnsupportedByKernel as reason:
             log.info("this model runs in part without kernels: they do not take %s", reason)
@@ -184,19 +202,3 @@ def _is_of_triton(problem: Exception) -> bool:
     """Whether Triton itself raised: its compiler, or the check of what a card has."""
     return type(problem).__module__.partition(".")[0] == "triton"
 
-
-def working_bytes(config: TextConfig, dtype: torch.dtype, tokens: int, capacity: int | None = None) -> int:
-    """Estimate of what a prompt with its answer of `tokens` tokens needs beside the weights, in buffers of `capacity`
-    tokens where it is decoded by kernels, else (None) in plain PyTorch."""
-    chunk = min(tokens, PREFILL_CHUNK)
-    # Widest activations of a prefill chunk: about ten float32 operands of a DeltaNet layer.
-    activations = chunk * (10 * 4 * config.conv_dim + 8 * dtype.itemsize * config.hidden_size)
-    # A group of experts made dense: three matrices, one of them also as float32 while it is multiplied out.
-    experts = dense_elements_at_once(config) * (3 * dtype.itemsize + 8) if capacity is None else 0
-    sampling = (8 if capacity is None else 32) * config.vocab_size
-    return sequence_bytes(config, tokens, dtype, capacity) + activations + _kept_bytes(config, dtype, tokens) + experts + sampling
-
-
-def _kept_bytes(config: TextConfig, dtype: torch.dtype, tokens: int) -> int:
-    """Bytes of the two points that are kept of a prompt."""
-    return min(PREFIX_BYTES, 2 * snapshot_bytes(config, tokens, dtype))

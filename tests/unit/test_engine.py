@@ -40,7 +40,7 @@ def test_unloading_frees_and_loading_brings_the_same_answer_back(engine):
 
 
 def test_weight_bytes_are_what_loading_takes(engine):
-    held = sum(w.nbytes for w in engine._weights.values())
+    held = sum(w.nbytes for w in engine._residence.weights.values())
     tied = engine.config.text.tie_word_embeddings
     assert engine.weight_bytes == held and not tied
 

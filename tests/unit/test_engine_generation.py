@@ -248,9 +248,9 @@ def test_kept_prompts_stay_within_the_budget(random_checkpoint):
     engine = Engine.load(random_checkpoint, context=2048)
     system, kept = "You draw. " * 60, []
     tokens = len(engine.render(Prompt(system=system + "99", user="99")).token_ids) + 2
-    budget = engine.weight_bytes + engine.working_bytes(tokens)
+    budget = max(engine.weight_bytes + engine.working_bytes(tokens), engine._budget.least)
     engine.close()
-    engine = Engine.load(random_checkpoint, context=2048, vram_budget=budget)
+    engine = Engine.load(random_checkpoint, context=tokens, vram_budget=budget)
     for number in range(10, 70):
         prompt = Prompt(system=system + str(number), user=str(number))
         held = []

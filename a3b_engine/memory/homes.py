@@ -1,0 +1,116 @@
+"""Where experts wait that are not on the device: pinned RAM, which the device reads by itself; else the checkpoint's files
+or ordinary RAM, from which the host brings them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Callable, Sequence
+
+import torch
+
+from ..model.moe import ExpertWeights
+from .pinned import PinnedArena, PinnedMemoryError, Record, pinnable_bytes
+from .record import RecordLayout
+
+log = logging.getLogger(__name__)
+
+ReadExperts = Callable[[int, Sequence[int]], "ExpertWeights | None"]
+
+
+class Homes:
+    """Records of experts outside the device, by layer and expert."""
+
+    def __init__(self, layout: RecordLayout, layers: int, experts: int, device: torch.device, read: ReadExperts) -> None:
+        """read: experts of a layer from the checkpoint's files, stacks on the CPU; None where they cannot be read one by one."""
+        self.layout, self._layers, self._experts, self._read = layout, layers, experts, read
+        self._device, self._arena = device, PinnedArena(layout.nbytes, device)
+        self._pinned: list[dict[int, Record]] = [{} for _ in range(layers)]
+        self._plain: list[dict[int, torch.Tensor]] = [{} for _ in range(layers)]
+        self._readable: bool | None = None
+        self._planned: set[int] = set()  # of every layer
+        self._refused = False
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of pinned RAM, taken in large segments."""
+        return self._arena.nbytes
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of ordinary RAM."""
+        return sum(len(layer) for layer in self._plain) * self.layout.nbytes
+
+    @property
+    def pinned(self) -> int:
+        """Experts with a place in pinned RAM."""
+        return sum(len(layer) for layer in self._pinned)
+
+    def addresses(self) -> torch.Tensor:
+        """int64 [layers, E]: where the device reads each expert, 0 where it cannot."""
+        table = torch.zeros((self._layers, self._experts), dtype=torch.int64)
+        for layer, records in enumerate(self._pinned):
+            for expert, record in records.items():
+                table[layer, expert] = record.address
+        return table
+
+    def plan(self, rows: int, everything: bool) -> None:
+        """Settle which experts `wants` names when `rows` of each layer are on the device: all, as far as pinned RAM goes, and those
+        outside the device first. With all of them on the device none is wanted, unless `everything`."""
+        outside = list(range(rows, self._experts))
+        order = outside + list(range(rows)) if outside or everything else []
+        possible = pinnable_bytes() // (self.layout.nbytes * self._layers)
+        self._planned = set(order[: max(0, possible)])
+        self._arena.prepare(len(self._planned) * self._layers)  # pinned while the files are read
+        left_out = [expert for expert in outside if expert not in self._planned]
+        if left_out:
+            log.info("RAM for pinned memory is short: %d of %d experts a layer are read from the files when they are needed", len(left_out), self._experts)
+            if not self._is_readable():
+                self._planned.update(left_out)  # they must stand somewhere: ordinary RAM
+
+    def wants(self, layer: int, expert: int) -> bool:
+        return expert in self._planned and expert not in self._pinned[layer] and expert not in self._plain[layer]
+
+    def keep(self, layer: int, expert: int, record: torch.Tensor) -> None:
+        """Copy a record from the device (queued on the current stream) to pinned RAM, or to ordinary RAM where that is used up."""
+        if not self._refused:
+            try:
+                place = self._arena.take()
+                place.host.copy_(record, non_blocking=True)
+                self._pinned[layer][expert] = place
+                return
+            except PinnedMemoryError as problem:
+                self._refused = True
+                log.info("%s", problem)
+        if not self._is_readable():
+            self._plain[layer][expert] = record.to("cpu", copy=True)
+
+    def secure(self, layer: int, expert: int, record: torch.Tensor) -> None:
+        """See to it that this expert, which is about to leave the device, can come back."""
+        if expert not in self._pinned[layer] and expert not in self._plain[layer]:
+            self.keep(layer, expert, record)
+
+    def bring(self, layer: int, expert: int, place: torch.Tensor) -> None:
+        """Copy an expert's record to `place` uint8 [record]."""
+        if expert in self._pinned[layer]:
+            place.copy_(self._pinned[layer][expert].host, non_blocking=True)
+        elif expert in self._plain[layer]:
+            place.copy_(self._plain[layer][expert])
+        else:
+            found = self._read(layer, [expert])
+            if found is None:
+                raise AssertionError(f"expert {expert} of layer {layer} is nowhere")
+            record = torch.empty((1, self.layout.nbytes), dtype=torch.uint8)
+            self.layout.write(found, record)
+            place.copy_(record[0])
+
+    def close(self) -> None:
+        """Give back all RAM."""
+        self._pinned, self._plain = ([{} for _ in range(self._layers)] for _ in range(2))
+        self._planned.clear()
+        self._arena.close()
+        self._arena, self._refused = PinnedArena(self.layout.nbytes, self._device), False
+
+    def _is_readable(self) -> bool:
+        if self._readable is None:
+            self._readable = self._read(0, [0]) is not None
+        return self._readable
