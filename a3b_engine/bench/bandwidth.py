@@ -1,9 +1,9 @@
-"""How many bytes a decode step must read, and how many a second the device can move."""
+"""How many bytes a decode step must read, and how many a second the device, and the way to it, can move."""
 
 from __future__ import annotations
 
 import time
-from typing import Mapping
+from typing import Callable, Mapping
 
 import torch
 
@@ -50,19 +50,32 @@ def copy_rate(device: torch.device, nbytes: int) -> float:
     def once() -> None:
         torch.add(source, 0, out=target)
 
+    return moved / _seconds(once, device)
+
+
+def host_copy_rate(device: torch.device, nbytes: int) -> float | None:
+    """Bytes a second of a copy of `nbytes` bytes from pinned RAM to a CUDA card by the driver; None on other devices."""
+    if device.type != "cuda":
+        return None
+    source = torch.empty(max(1, nbytes), dtype=torch.uint8, pin_memory=True).fill_(1)
+    target = torch.empty(source.shape, dtype=torch.uint8, device=device)
+    return source.nbytes / _seconds(lambda: target.copy_(source, non_blocking=True), device)
+
+
+def _seconds(once: Callable[[], object], device: torch.device) -> float:
+    """Seconds of one call, on the device's own clock where it has one: the mean of some after two that are not counted."""
     for _ in range(2):
         once()
-    if device.type == "cuda":
+    if device.type != "cuda":
+        began = time.perf_counter()
+        for _ in range(COPY_REPEATS):
+            once()
+        return (time.perf_counter() - began) / COPY_REPEATS
+    with torch.cuda.device(device):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         for _ in range(COPY_REPEATS):
             once()
         end.record()
-        torch.cuda.synchronize(device)
-        seconds = start.elapsed_time(end) / 1e3
-    else:
-        began = time.perf_counter()
-        for _ in range(COPY_REPEATS):
-            once()
-        seconds = time.perf_counter() - began
-    return moved * COPY_REPEATS / seconds
+        end.synchronize()
+    return start.elapsed_time(end) / 1e3 / COPY_REPEATS

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..chat import ChatTemplate
 from ..image import ImageProcessorConfig
 from ..parts import EngineParts
+from .packed import STORED
 from .shape import ModelShape, model_config
 from .vocabulary import synthetic_tokenizer
 from .weights import RandomWeights
@@ -27,14 +28,15 @@ TEMPLATE = """\
 """
 
 
-def made_up_parts(shape: ModelShape, seed: int = 0) -> EngineParts:
-    """Parts of a model of that shape; nothing is made on a device before `Engine.load_weights`."""
+def made_up_parts(shape: ModelShape, seed: int = 0, experts: str = STORED) -> EngineParts:
+    """Parts of a model of that shape, its routed experts kept as `RandomWeights` says; nothing is made on a device before
+    `Engine.load_weights`."""
     config = model_config(shape)
     return EngineParts(
         name=f"random weights, {shape.layers} layers",
-        identity=f"benchmark|{shape}|{seed}",
+        identity=f"benchmark|{shape}|{seed}|{experts}",
         config=config,
-        weights=RandomWeights(config, seed),
+        weights=RandomWeights(config, seed, experts),
         tokenizer=synthetic_tokenizer(shape),
         template=ChatTemplate(TEMPLATE, "the template of the benchmark"),
         processor=ImageProcessorConfig(),

@@ -13,6 +13,7 @@ from ..engine import Engine
 from ..prompt import Prompt
 from ..runtime.answer import Answer
 from ..sampling import SamplingParams
+from .routing import MODEL
 from .words import text_of
 
 MAX_ANSWERS = 24  # of a real model, which may end its answers early
@@ -26,7 +27,8 @@ class BenchSettings:
 
     new: tokens of each decode run. peak_context: where peak memory is measured. text_tokens, system_tokens: of the prompts
     with a picture. grammar_tokens: least length of the constrained run. copy_bytes: of the copy that bandwidth is
-    compared with. profile_steps: decode steps in the profile.
+    compared with. profile_steps: decode steps in the profile. routing: see `routing`. settle: tokens written first where the
+    experts on the device have to become those that the routing asks for.
     """
 
     contexts: tuple[int, ...] = (512, 8192, 32768)
@@ -46,6 +48,8 @@ class BenchSettings:
     rounds: int = 4
     copy_bytes: int = 1 << 30
     profile_steps: int = 16
+    routing: str = MODEL
+    settle: int = 256
 
 
 class Subject:

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Callable
+from typing import Callable, Sequence
 
 import torch
 
-from ..checkpoint.names import expected_tensors, kept_in_float32, may_stay_scaled
+from ..checkpoint.experts import TakeExperts
+from ..checkpoint.names import TIERS, expected_tensors, is_expert_stack, kept_in_float32, layer_of, may_stay_scaled, stack_names, tier_of
+from ..checkpoint.reader import no_weight
 from ..checkpoint.scaled import ScaledWeight
 from ..config import ModelConfig
+from ..model.linear import Weight
+from ..model.moe import ExpertWeights
 from ..parts import Progress, WeightSource
+from .packed import FORMS, STORED, packed_bytes, random_packed
 
 BLOCK = 128
 _HEAD = "lm_head.weight"
@@ -26,51 +31,91 @@ class RandomWeights:
 
     has_vision = True
 
-    def __init__(self, config: ModelConfig, seed: int = 0) -> None:
+    def __init__(self, config: ModelConfig, seed: int = 0, experts: str = STORED) -> None:
+        """experts: how the routed ones are kept, "stored" for FP8 as in the official files or a name of `packed.FORMS`."""
         self._config, self._seed = config, seed
+        self._form = None if experts == STORED else FORMS[experts]
 
     def device_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
         """See `WeightSource.device_bytes`."""
         return sum(self._nbytes(name, shape, dtype, dequantize) for name, shape in expected_tensors(self._config).items())
 
+    def tier_bytes(self, dtype: torch.dtype, dequantize: bool) -> dict[str, int]:
+        """See `WeightSource.tier_bytes`."""
+        tiers = dict.fromkeys(TIERS, 0)
+        for name, shape in expected_tensors(self._config).items():
+            tiers[tier_of(name, tied=False)] += self._nbytes(name, shape, dtype, dequantize)
+        return tiers
+
+    def passing_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
+        """See `WeightSource.passing_bytes`: a layer of experts, and its largest stack once more while it is made."""
+        sizes = [self._nbytes(name, expected_tensors(self._config)[name], dtype, dequantize) for name in stack_names(0)]
+        return sum(sizes) + 5 * max(sizes)
+
+    def expert_shapes(self, dtype: torch.dtype, dequantize: bool) -> ExpertWeights:
+        """See `WeightSource.expert_shapes`."""
+        shapes = expected_tensors(self._config)
+        generator = torch.Generator().manual_seed(0)
+        stacks = []
+        for name in stack_names(0):
+            count, *matrix = shapes[name]
+            one = self._make(name, (1, *matrix), generator, dtype, dequantize).to("meta")
+            stacks.append(one[torch.zeros(count, dtype=torch.int64, device="meta")])
+        return ExpertWeights(*stacks)
+
     def load(
-        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None
-    ) -> dict[str, torch.Tensor | ScaledWeight]:
+        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None,
+        *, take_experts: TakeExperts | None = None, on_host: Callable[[str], bool] = no_weight,
+    ) -> dict[str, Weight]:  # fmt: skip
         """See `WeightSource.load`. Takes the largest tensor twice while it is made."""
         generator = torch.Generator(device=device).manual_seed(self._seed)
-        weights: dict[str, torch.Tensor | ScaledWeight] = {}
+        weights: dict[str, Weight] = {}
         done, total = 0, self.device_bytes(dtype, dequantize)
+        ends = torch.tensor(self._config.eos_token_ids, device=device)
         for name, shape in expected_tensors(self._config).items():
             if cancel is not None:
                 cancel()
-            weights[name] = weight = self._make(name, shape, generator, dtype, dequantize)
+            weight = self._make(name, shape, generator, dtype, dequantize)
+            if name == _HEAD:
+                weight[ends] = 0.0
+            weights[name] = weight.to("cpu") if on_host(name) else weight
             done += weight.nbytes
             if progress is not None:
                 progress(done, total)
-        ends = torch.tensor(self._config.eos_token_ids, device=device)
-        weights[_HEAD][ends] = 0.0
+            if take_experts is not None and is_expert_stack(name):
+                names = stack_names(layer_of(name))
+                if all(each in weights for each in names):
+                    take_experts(layer_of(name), ExpertWeights(*map(weights.pop, names)))
         return weights
+
+    def read_experts(self, layer: int, ids: Sequence[int], dtype: torch.dtype, dequantize: bool) -> None:
+        """See `WeightSource.read_experts`: weights of one layer cannot be made without those before it."""
+        return None
 
     def _make(
         self, name: str, shape: tuple[int, ...], generator: torch.Generator, dtype: torch.dtype, dequantize: bool
-    ) -> torch.Tensor | ScaledWeight:
+    ) -> Weight:
         device = generator.device
-        if _is_scaled(name):
+        if self._form is not None and is_expert_stack(name):
+            packed = random_packed(self._form, shape, generator)
+            return packed.dequantize(dtype) if dequantize else packed
+        if is_scaled(name):
             # Codes up to 0x6f are finite, at most 120 in size; the scale brings the weights to a usual spread.
             codes = torch.randint(0, 0x70, shape, dtype=torch.uint8, device=device, generator=generator)
             codes |= torch.randint(0, 2, shape, dtype=torch.uint8, device=device, generator=generator) << 7
-            scale = torch.full(_scale_shape(shape), 5e-4, dtype=torch.float32, device=device)
+            scale = torch.full(scale_shape(shape), 5e-4, dtype=torch.float32, device=device)
             weight = ScaledWeight(codes.view(torch.float8_e4m3fn), scale, (BLOCK, BLOCK))
             return weight.dequantize(dtype) if dequantize else weight
         if kept_in_float32(name):
             return torch.rand(shape, dtype=torch.float32, device=device, generator=generator) * 0.1
         return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)
 
-    @staticmethod
-    def _nbytes(name: str, shape: tuple[int, ...], dtype: torch.dtype, dequantize: bool) -> int:
+    def _nbytes(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, dequantize: bool) -> int:
         count = math.prod(shape)
-        if _is_scaled(name) and not dequantize:
-            return count + 4 * math.prod(_scale_shape(shape))
+        if self._form is not None and is_expert_stack(name) and not dequantize:
+            return packed_bytes(self._form, shape)
+        if is_scaled(name) and not dequantize:
+            return count + 4 * math.prod(scale_shape(shape))
         return count * (4 if kept_in_float32(name) else dtype.itemsize)
 
 
@@ -87,19 +132,46 @@ class RecordedWeights:
         """See `WeightSource.device_bytes`."""
         return self._source.device_bytes(dtype, dequantize)
 
+    def tier_bytes(self, dtype: torch.dtype, dequantize: bool) -> dict[str, int]:
+        """See `WeightSource.tier_bytes`."""
+        return self._source.tier_bytes(dtype, dequantize)
+
+    def passing_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
+        """See `WeightSource.passing_bytes`."""
+        return self._source.passing_bytes(dtype, dequantize)
+
+    def expert_shapes(self, dtype: torch.dtype, dequantize: bool) -> ExpertWeights:
+        """See `WeightSource.expert_shapes`."""
+        return self._source.expert_shapes(dtype, dequantize)
+
     def load(
-        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None
-    ) -> dict[str, torch.Tensor | ScaledWeight]:
+        self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Progress | None = None, cancel: Callable[[], object] | None = None,
+        *, take_experts: TakeExperts | None = None, on_host: Callable[[str], bool] = no_weight,
+    ) -> dict[str, Weight]:  # fmt: skip
         """See `WeightSource.load`."""
-        weights = self._source.load(device, dtype, dequantize, progress, cancel)
-        self.sizes = {name: weight.nbytes for name, weight in weights.items()}
+        sizes: dict[str, int] = {}
+
+        def take(layer: int, experts: ExpertWeights) -> None:
+            stacks = (experts.gate, experts.up, experts.down)
+            sizes.update((name, stack.nbytes) for name, stack in zip(stack_names(layer), stacks))
+            take_experts(layer, experts)
+
+        weights = self._source.load(
+            device, dtype, dequantize, progress, cancel, take_experts=None if take_experts is None else take, on_host=on_host
+        )  # fmt: skip
+        self.sizes = {**sizes, **{name: weight.nbytes for name, weight in weights.items()}}
         return weights
 
+    def read_experts(self, layer: int, ids: Sequence[int], dtype: torch.dtype, dequantize: bool) -> ExpertWeights | None:
+        """See `WeightSource.read_experts`."""
+        return self._source.read_experts(layer, ids, dtype, dequantize)
 
-def _is_scaled(name: str) -> bool:
+
+def is_scaled(name: str) -> bool:
     """The official FP8 files keep the head in bfloat16, though the engine could use it scaled."""
     return may_stay_scaled(name) and name != _HEAD
 
 
-def _scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the block scales of a weight [..., N, K]."""
     return (*shape[:-2], -(-shape[-2] // BLOCK), -(-shape[-1] // BLOCK))

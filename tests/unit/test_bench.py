@@ -171,7 +171,9 @@ def test_lengths_that_were_not_asked_for_shrink_to_the_model():
         (["--device", "cpu", "--context", "0"], "--context: found 0"),
         (["--device", "cpu", "--context", "999999999"], "--context: found 999999999, expected 1 to 261952"),
         (["--device", "cpu", "--prompt", "300000"], "--prompt: found 300000"),
-        (["--device", "cpu", "--vram-gb", "1"], "the budget is 1.0 GB"),
+        (["--device", "cpu", "--vram-gb", "1"], "needs at least"),
+        (["--device", "cpu", "--routing", "even"], "--routing: found 'even', expected one of model, uniform, skewed"),
+        (["--device", "cpu", "--files", "new"], "--files: found new"),
         (["--device", "nowhere"], "device: found 'nowhere'"),
         (["--model", "no such folder", "--device", "cpu"], "no such folder"),
     ],
@@ -218,7 +220,7 @@ def test_a_budget_too_small_for_the_longest_context_is_said_at_once(monkeypatch)
     engine = Engine.from_parts(made_up_parts(TINY))
     budget = engine.weight_bytes + engine.working_bytes(1) + 1000  # enough to open it
     monkeypatch.setattr(RandomWeights, "load", lambda *arguments: pytest.fail("weights were made"))
-    with pytest.raises(MemoryBudgetError, match="--vram-gb.*smaller --context"):
+    with pytest.raises(MemoryBudgetError, match="needs at least .* lower context"):
         Bench(made_up_parts(TINY), replace(CPU, vram_budget=budget), QUICK).run()
 
 
