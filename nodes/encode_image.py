@@ -55,7 +55,7 @@ def A3BEncodeImage(
     [[IMG]] or [[IMG:2]] in the prompt to say where each picture belongs."""
     engine = residency.open_engine(model)
     patches = PATCHES_PER_TOKEN * max(1, size * size // PIXELS_PER_TOKEN)
-    with residency.loaded(model, engine.working_bytes(patches)):
+    with residency.loaded(model, max(engine.seeing_bytes, engine.working_bytes(patches))):
         encoded = engine.encode_image(image, size=size, fit=fit)
     everything = tuple(images or ()) + tuple(encoded)
     return everything, sum(item.n_tokens for item in everything)

@@ -13,6 +13,7 @@ from . import host, residency
 from .annotations import Choice, Flag, Float, Int, Output, Shown, Socket, Text, node
 from .answer_format import BY_PRESET, FORMATS, SHORT_SCRIPT, chosen_format, constraint, stop_texts
 from .instructions import with_choices
+from .memory_advice import held
 from .sampling_presets import CUSTOM, PRESET_NAMES, chosen_numbers, preset_table
 from .sockets import A3B_MODEL, A3B_PROMPT, ModelHandle
 
@@ -107,7 +108,7 @@ def A3BGenerate(
 ) -> tuple[
     Annotated[str, Output("STRING", "text", "The answer, without any reasoning.")],
     Annotated[str, Output("STRING", "thinking", "The reasoning; empty when thinking is off.")],
-    Annotated[str, Output("STRING", "stats", "JSON: why it ended, token counts, times, seed and sampling numbers.")],
+    Annotated[str, Output("STRING", "stats", "JSON: why it ended, token counts, times, seed, sampling numbers, and what is where in memory.")],
 ]:
     """Writes the answer. Cancel stops within a token; the model stays loaded for the next run.
 
@@ -142,11 +143,12 @@ def A3BGenerate(
         answer = engine.generate(
             prompt, sampling, thinking=thinking, on_token=progress, cancel=host.check_interrupt, **rules
         )
+        memory = held(engine)
     progress.finish(answer.text)
     log.info("A3B: %s %.1f tokens/s", answer.status, answer.timings.tokens_per_second)
-    return Shown((answer.text, answer.thinking, _stats(answer, engine.name, numbers)), answer.text or answer.status)
+    return Shown((answer.text, answer.thinking, _stats(answer, engine.name, numbers, memory)), answer.text or answer.status)
 
 
-def _stats(answer, model_name: str, numbers: dict[str, float]) -> str:
+def _stats(answer, model_name: str, numbers: dict[str, float], memory: dict) -> str:
     facts = {key: value for key, value in answer.to_dict().items() if key not in ("text", "thinking")}
-    return json.dumps({"model": model_name, **facts, "sampling": numbers}, ensure_ascii=False, indent=1)
+    return json.dumps({"model": model_name, **facts, "sampling": numbers, "memory": memory}, ensure_ascii=False, indent=1)

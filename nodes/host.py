@@ -26,6 +26,9 @@ NOTHING_FOUND = "(no checkpoint found)"
 TEXT_INTERVAL = 0.15  # seconds between two updates of the streamed text
 TEXT_TAIL = 4000  # characters of the streamed text that are sent
 
+RESERVE_2024 = 400 * 1024 * 1024  # bytes; that host has no figure of its own, later ones have this
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cublas_status_alloc_failed")
+
 
 # -- folders ---------------------------------------------------------------------------------------------------------
 
@@ -161,6 +164,56 @@ def is_device_name(choice: str) -> bool:
     """Whether it names a device of some machine: workflows travel, and `resolve_device` replaces a card that is not here."""
     kind, _, index = choice.partition(":")
     return choice in ("auto", "cpu") or kind == "cuda" and index.isdecimal()
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that ComfyUI counts as free there; of RAM for the CPU."""
+    import comfy.model_management as management
+
+    return int(management.get_free_memory(device))
+
+
+def total_memory(device: torch.device) -> int:
+    import comfy.model_management as management
+
+    return int(management.get_total_memory(device))
+
+
+def reserved_memory(device: torch.device) -> int:
+    """Bytes that models shall leave alone on a card: --reserve-vram, else ComfyUI's own reserve."""
+    import comfy.model_management as management
+
+    if device.type == "cpu":
+        return 0
+    return int(getattr(management, "extra_reserved_memory", lambda: RESERVE_2024)())
+
+
+def keeps_models_off_the_device() -> bool:
+    """ComfyUI was started with --novram."""
+    import comfy.model_management as management
+
+    return management.vram_state == management.VRAMState.NO_VRAM
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed, on the device or in RAM."""
+    import comfy.model_management as management
+
+    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or getattr(management, "is_oom", lambda _: False)(error):
+        return True
+    # Triton, cuBLAS and the CPU allocator raise plain RuntimeErrors.
+    return isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in OUT_OF_MEMORY)
+
+
+def unload_models(device: torch.device) -> None:
+    """Have ComfyUI take every model off that device, as it does itself after an out-of-memory error."""
+    import comfy.model_management as management
+
+    management.free_memory(1e30, device)
+    management.soft_empty_cache()
 
 
 # -- progress, cancel, text ------------------------------------------------------------------------------------------

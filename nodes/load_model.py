@@ -9,7 +9,7 @@ from typing import Annotated
 from ..a3b_engine.engine import EXPERT_FORMATS
 from ..a3b_engine.errors import A3BError
 from . import host, residency
-from .annotations import Choice, Float, Int, Output, node
+from .annotations import Choice, Flag, Float, Int, Output, node
 from .sockets import A3B_MODEL, ModelHandle
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,9 @@ def A3BLoadModel(
         str,
         Choice(
             EXPERT_FORMATS,
-            tooltip="How the weights of the experts are kept in memory. stored: exactly as in the file.",
+            tooltip="How the weights of the experts are kept in memory. stored: exactly as in the file. int4, int3: rounded to 4 or 3 bits "
+            "while they are loaded, from an FP8 or BF16 folder. The 35B model then takes about 22 or 18 GB instead of 37, answers "
+            "change a little, and loading takes longer unless cache_experts keeps the result.",
         ),
     ] = "stored",
     vram_gb: Annotated[
@@ -70,8 +72,9 @@ def A3BLoadModel(
             0.0,
             1024.0,
             0.5,
-            tooltip="Hard limit in GB for weights and working memory on the device. 0: ComfyUI decides, and frees other models "
-            "as needed.",
+            tooltip="Most GB that the model takes on the device: weights, working memory, everything. Experts beyond it wait in RAM and are "
+            "fetched when a token needs them, which is slower. Set it to what your image model leaves, and both stay on the card. "
+            "0: ComfyUI decides: the model takes what is free, and other models move when either needs the room.",
         ),
     ] = 0.0,
     context: Annotated[
@@ -89,19 +92,46 @@ def A3BLoadModel(
         Choice(
             host.device_names,
             also=host.is_device_name,
-            tooltip="auto: the device ComfyUI uses. A card that is not present falls back to auto with a warning in the log.",
+            tooltip="auto: the device ComfyUI uses. cuda:1 and so on put the model on another card than the image model. cpu: without a card; "
+            "only small models are sensible there. A card that is not present falls back to auto with a warning in the log.",
         ),
     ] = "auto",
-) -> tuple[Annotated[ModelHandle, Output(A3B_MODEL, "model", "The opened model. Weights are read when it is first used.")]]:
+    keep_in_ram: Annotated[
+        bool,
+        Flag(
+            optional=True,
+            tooltip="Keep the experts in RAM when the model leaves the device, so that it comes back within seconds. Takes as much RAM as "
+            "the checkpoint has bytes until ComfyUI ends or another setting of this node is used.",
+        ),
+    ] = False,
+    cache_experts: Annotated[
+        bool,
+        Flag(
+            optional=True,
+            tooltip="Counts for expert_format int4 and int3 only. Write the experts, once they are made smaller, into a folder beside the "
+            "checkpoint's files (int4: 17 GB) and read them from there next time, instead of making them again at every load.",
+        ),
+    ] = False,
+) -> tuple[
+    Annotated[ModelHandle, Output(A3B_MODEL, "model", "The opened model. Weights are read when it is first used.")],
+    Annotated[
+        str,
+        Output("STRING", "memory", "What is where, why, and what would make it faster, as it was when this node ran. Connect it to Preview Any."),
+    ],
+]:
     """Opens a Qwen3.5-35B-A3B checkpoint. Its files are checked here; the weights are read on first use, stay on the
-    device between runs, and leave when another model needs the room or you press "unload models"."""
+    device between runs, and leave, whole or in part, when another model needs the room or you press "unload models"."""
     handle = ModelHandle(
         path=os.path.realpath(host.checkpoint_folder(checkpoint)),
         device=str(host.resolve_device(device)),
         expert_format=expert_format,
         vram_gb=vram_gb,
         context=context,
+        keep_in_ram=keep_in_ram,
+        cache_experts=cache_experts and expert_format != "stored",
     )
     engine = residency.open_engine(handle)
+    if handle.device == "cpu" and device != "cpu":
+        residency.refuse_large_on_cpu(handle)
     log.info("A3B: %s opened on %s, %.2f GB of weights", engine.name, handle.device, engine.weight_bytes / residency.GB)
-    return (handle,)
+    return handle, residency.memory_text(handle)

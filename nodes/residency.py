@@ -4,17 +4,14 @@ Every engine has a `ModelPatcher` in ComfyUI's list of loaded models: ComfyUI ma
 the room back when another model needs it or the user presses "unload models", and asks for the weights again on the
 next use. Weights are read only inside the patcher's load call, because only there has room been made.
 
-Two hosts are served: current ComfyUI calls `partially_load` / `partially_unload` / `detach`, the one of early 2024
-`patch_model` / `patch_model_lowvram` / `unpatch_model`.
+What ComfyUI calls on the patcher stands in `patcher.py`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import inspect
 import logging
-import threading
-import time
+import traceback
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -22,24 +19,16 @@ from pathlib import Path
 import torch
 
 from ..a3b_engine.engine import Engine
-from ..a3b_engine.errors import CheckpointError, MemoryBudgetError, NotLoadedError
-from . import host
+from ..a3b_engine.errors import A3BError, CheckpointError, MemoryBudgetError, NotLoadedError
+from . import host, memory_advice
+from .memory_advice import GB
+from .patcher import LOCK, patcher_class
 from .sockets import ModelHandle
 
 log = logging.getLogger(__name__)
 
-GB = 10**9
-OFFLOAD_DEVICE = torch.device("cpu")
-
-# Held while weights move and while an engine computes, so that nothing is freed under a running generation.
-LOCK = threading.RLock()
-
-
-class A3BEngine(torch.nn.Module):
-    """What the patcher calls its model: an empty module (ComfyUI logs its class name and hangs attributes on it).
-
-    The engine's tensors are deliberately not registered here: ComfyUI would walk over them with `.to()`.
-    """
+USUAL_TOKENS = 8192  # of a prompt with its answer; a part of the weights leaves room for that many
+CPU_SHARE, CPU_BYTES = 0.6, 8 * GB  # of RAM, and at most, for a model that nobody put on the CPU on purpose
 
 
 class Resident:
@@ -51,8 +40,8 @@ class Resident:
         self.handle = handle
         self.fingerprint = fingerprint
         self.engine = _open_engine(handle)
-        patcher_class = _patcher_class(comfy.model_patcher.ModelPatcher)
-        self.patcher = patcher_class(self, torch.device(handle.device))
+        self.patcher = patcher_class(comfy.model_patcher.ModelPatcher)(self, torch.device(handle.device))
+        self.last_report = ""  # where things were after the latest use
 
     def reopen(self, fingerprint: str) -> None:
         """The files on disk changed: offsets read from the old headers no longer hold. The patcher stays."""
@@ -72,6 +61,8 @@ def _open_engine(handle: ModelHandle) -> Engine:
         expert_format=handle.expert_format,
         vram_budget=int(handle.vram_gb * GB) or None,
         context=handle.context,
+        park=handle.keep_in_ram,
+        cache_experts=handle.cache_experts,
     )
 
 
@@ -106,7 +97,8 @@ def checkpoint_fingerprint(folder: Path) -> str:
 def ensure_loaded(handle: ModelHandle, working_bytes: int) -> Engine:
     """Have ComfyUI make room for weights plus `working_bytes` (KV cache, activations) and load what is not there.
 
-    Cheap when everything is resident already. Call it before every use: in between ComfyUI may have unloaded.
+    Cheap when everything is resident already. Call it before every use: in between ComfyUI may have unloaded. Where not all
+    weights have room, a part of them is loaded; it grows and shrinks here, with the room there is.
     """
     import comfy.model_management as management
 
@@ -115,165 +107,106 @@ def ensure_loaded(handle: ModelHandle, working_bytes: int) -> Engine:
         patcher = _residents[handle].patcher
         if management.DISABLE_SMART_MEMORY:
             _warn_no_smart_memory()
+        if not engine.is_loaded:
+            _retire_twins(handle)
+        if engine.loaded_bytes < engine.most_bytes:
+            # A picture or a short answer takes no room from the long answer after it: experts would come and go each time.
+            working_bytes = max(working_bytes, engine.working_bytes(min(USUAL_TOKENS, handle.context)))
         # What earlier runs left on the device is used again: no other model has to leave for it.
-        options = {"memory_required": max(0, working_bytes - engine.cached_bytes)}
-        if "force_full_load" in inspect.signature(management.load_models_gpu).parameters:
-            options["force_full_load"] = True
-        management.load_models_gpu([patcher], **options)
+        patcher.needed = max(0, working_bytes - engine.cached_bytes)
+        _ask_comfyui(management, patcher)
         if not engine.is_loaded:
             # The 2024 host trusts its list; an entry whose weights left by another way has to go first.
-            listed = management.current_loaded_models
-            listed[:] = [entry for entry in listed if entry.model is not patcher]
-            management.load_models_gpu([patcher], **options)
+            _strike_off(patcher)
+            _ask_comfyui(management, patcher)
         if not engine.is_loaded:
             raise NotLoadedError(f"{engine.name}: ComfyUI's memory manager did not load the model; see its log for the reason")
+        if not hasattr(patcher, "partially_load"):
+            patcher.fit(float("inf"))  # the 2024 host never comes back to a loaded model
         return engine
+
+
+def _ask_comfyui(management, patcher) -> None:
+    try:
+        management.load_models_gpu([patcher], memory_required=patcher.needed)
+    except BaseException:
+        if all(entry.model is not patcher for entry in management.current_loaded_models):
+            patcher.release()  # nothing stays where no unload button reaches it
+        raise
+
+
+def _strike_off(patcher) -> None:
+    import comfy.model_management as management
+
+    listed = management.current_loaded_models
+    listed[:] = [entry for entry in listed if entry.model is not patcher]
+
+
+def _retire_twins(handle: ModelHandle) -> None:
+    """An engine of the same checkpoint with other settings gives up what it keeps in RAM: that is not ComfyUI's to free, and
+    two copies of 30 GB are more than most machines have."""
+    for other, resident in list(_residents.items()):
+        memory = resident.engine.memory()
+        if other != handle and other.path == handle.path and memory["host_pinned"] + memory["host_pageable"] > 0:
+            log.info("A3B: %s was loaded with other settings; that copy leaves", resident.engine.name)
+            _strike_off(resident.patcher)
+            resident.patcher.release()
+            resident.engine.close()
+            del _residents[other]
 
 
 @contextlib.contextmanager
 def loaded(handle: ModelHandle, working_bytes: int) -> Iterator[Engine]:
-    """`with loaded(handle, n) as engine:` nothing unloads the engine inside the block."""
+    """`with loaded(handle, n) as engine:` nothing unloads the engine inside the block.
+
+    An allocation that fails becomes an error that says what helps; every model has left the device by then, as ComfyUI has it
+    after such errors.
+    """
     with LOCK:
-        yield ensure_loaded(handle, working_bytes)
+        try:
+            engine = ensure_loaded(handle, working_bytes)
+            yield engine
+            _residents[handle].last_report = engine.memory_report()
+        except A3BError:
+            raise
+        except Exception as problem:
+            if handle not in _residents or not host.is_out_of_memory(problem):
+                raise
+            raise _short_of_memory(handle, problem) from None
+
+
+def _short_of_memory(handle: ModelHandle, problem: Exception) -> MemoryBudgetError:
+    log.debug("A3B: out of memory", exc_info=problem)
+    resident, device = _residents[handle], torch.device(handle.device)
+    error = memory_advice.out_of_memory(resident.engine, handle, problem, host.free_memory(device))
+    traceback.clear_frames(problem.__traceback__)  # the frames hold tensors
+    host.unload_models(device)
+    resident.patcher.release()  # if ComfyUI's list did not have it (any more)
+    return error
+
+
+def memory_text(handle: ModelHandle) -> str:
+    """What is where now, or would be; see `memory_advice.state_text`."""
+    engine, device = open_engine(handle), torch.device(handle.device)
+    with LOCK:
+        return memory_advice.state_text(engine, handle, host.free_memory(device), host.total_memory(device), _residents[handle].last_report)
+
+
+def refuse_large_on_cpu(handle: ModelHandle) -> None:
+    """For a CPU that nobody chose. Raises MemoryBudgetError when the weights are more than a CPU does anything sensible with."""
+    engine, ram = open_engine(handle), host.total_memory(torch.device("cpu"))
+    most = min(CPU_SHARE * ram, CPU_BYTES)
+    if engine.weight_bytes > most:
+        raise MemoryBudgetError(
+            f"device: auto is the CPU here (no CUDA card, or ComfyUI runs with --cpu), and {engine.name} has {engine.weight_bytes / GB:.1f} GB of "
+            f"weights. On a CPU at most {most / GB:.1f} GB are loaded unasked: {CPU_BYTES / GB:g} GB, or {100 * CPU_SHARE:g} % of the {ram / GB:.1f} GB of "
+            "RAM. Choose device = cpu to load it all the same (minutes an answer, if RAM suffices), or the bundled demonstration model"
+        )
 
 
 @lru_cache(maxsize=1)
 def _warn_no_smart_memory() -> None:
-    log.warning("A3B: --disable-smart-memory makes ComfyUI unload the model after every run; each run reads it again")
-
-
-class EnginePatcher:
-    """What both hosts share; mixed into the host's ModelPatcher by `_patcher_class`."""
-
-    def __init__(self, resident: Resident, load_device: torch.device):
-        self.resident = resident  # first: the 2024 base class asks for model_size() while it is built
-        super().__init__(A3BEngine(), load_device, OFFLOAD_DEVICE, size=self.model_size())
-
-    # -- sizes
-
-    def model_size(self) -> int:
-        return max(1, self.resident.engine.weight_bytes)
-
-    def loaded_size(self) -> int:
-        engine = self.resident.engine
-        return min(engine.loaded_bytes, self.model_size()) if engine.is_loaded else 0
-
-    def current_loaded_device(self) -> torch.device:
-        return self.load_device if self.resident.engine.is_loaded else self.offload_device
-
-    def memory_required(self, input_shape) -> int:
-        return 0  # generation asks for its own working memory through load_models_gpu
-
-    def clone(self, *args, **kwargs):
-        return self  # one engine; there are no patches a copy could carry
-
-    def partially_unload_ram(self, *args, **kwargs) -> int:
-        return 0
-
-    def pinned_memory_size(self) -> int:
-        return 0
-
-    def loaded_ram_size(self) -> int:
-        return 0
-
-    def model_mmap_residency(self, free: bool = False) -> tuple[int, int]:
-        return 0, 0
-
-    # -- moving weights
-
-    def load_weights(self, allowed_bytes: float) -> int:
-        """Bytes that arrived. On any failure, cancel included, nothing stays behind."""
-        engine = self.resident.engine
-        if engine.is_loaded:
-            return 0
-        self._check_room(allowed_bytes)
-        began = time.perf_counter()
-        try:
-            engine.load_weights(progress=host.loading_progress(), cancel=host.check_interrupt)
-        except BaseException:
-            # ComfyUI has taken this model off its list: a half-loaded engine would be out of every unload's reach.
-            self.release()
-            raise
-        self.current_device = self.load_device
-        seconds = time.perf_counter() - began
-        log.info("Loaded %s on %s: %.2f GB in %.1f s", engine.name, self.load_device, engine.loaded_bytes / GB, seconds)
-        return engine.loaded_bytes
-
-    def _check_room(self, allowed_bytes: float) -> None:
-        import comfy.model_management as management
-
-        needed = self.model_size()
-        # Under dynamic VRAM the base class also counts what core models would give up.
-        free_memory = getattr(super(), "get_free_memory", management.get_free_memory)
-        room = min(allowed_bytes, free_memory(self.load_device))
-        if needed > room:
-            raise MemoryBudgetError(
-                f"{self.resident.engine.name} needs {needed / GB:.1f} GB on {self.load_device}, and ComfyUI can give it "
-                f"{max(room, 0) / GB:.1f} GB (vram_gb = {self.resident.handle.vram_gb:g}, 0 = ComfyUI decides). Choose "
-                "another device on Load A3B Model, close what else uses this one, or start ComfyUI without --novram"
-            )
-
-    def release(self) -> None:
-        """Drop all weights and caches. Never raises: it also runs in the middle of out-of-memory handling."""
-        try:
-            with LOCK:
-                self.resident.engine.unload_weights()
-        except Exception:
-            log.exception("A3B: unloading %s failed", self.resident.handle.path)
-        self.current_device = self.offload_device
-
-
-class CurrentHost(EnginePatcher):
-    """ComfyUI since mid-2024."""
-
-    def partially_load(self, device_to, extra_memory=0, force_patch_weights=False) -> int:
-        # A resident engine ignores the budget, negative ones ("shrink") too: weights go as a whole, through detach.
-        return self.load_weights(extra_memory)
-
-    def partially_unload(self, device_to, memory_to_free=0, force_patch_weights=False) -> int:
-        """Kept prompts, graphs and buffers go first. Less than was asked for makes ComfyUI go on to detach(True)."""
-        try:
-            with LOCK:
-                return self.resident.engine.release_caches(memory_to_free)
-        except Exception:  # this too runs in the middle of out-of-memory handling
-            log.exception("A3B: giving back the caches of %s failed", self.resident.handle.path)
-            return 0
-
-    def detach(self, unpatch_all: bool = True):
-        # False comes with every load of an already loaded model and from __del__: weights must stay.
-        if unpatch_all:
-            self.release()
-        return self.model
-
-    def load(self, *args, **kwargs) -> None:
-        """Third-party code that would walk over the module finds nothing to move."""
-
-    def patch_model(self, *args, **kwargs):
-        return self.model
-
-    def unpatch_model(self, *args, **kwargs) -> None:
-        """See `load`; weights leave through `detach`."""
-
-
-class Host2024(EnginePatcher):
-    """ComfyUI of early 2024: a model is on the device as a whole or not at all."""
-
-    def patch_model(self, device_to=None, patch_weights=True):
-        if patch_weights and device_to is not None:
-            self.load_weights(float("inf"))
-        return self.model
-
-    def patch_model_lowvram(self, device_to=None, lowvram_model_memory=0):
-        # Called when weights plus ComfyUI's own reserve exceed the free memory; weights alone may still fit.
-        return self.patch_model(device_to)
-
-    def unpatch_model(self, device_to=None, unpatch_weights=True) -> None:
-        if unpatch_weights:
-            self.release()
-
-
-@lru_cache(maxsize=None)
-def _patcher_class(base: type) -> type:
-    """The patcher for this host. `base` is always ModelPatcher, never CoreModelPatcher: that one is dynamic."""
-    kind = CurrentHost if hasattr(base, "partially_load") else Host2024
-    return type("A3BModelPatcher", (kind, base), {})
+    log.warning(
+        "A3B: --disable-smart-memory makes ComfyUI unload the model after every run; each run reads it again. keep_in_ram on Load A3B "
+        "Model makes that quick"
+    )

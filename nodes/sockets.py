@@ -23,3 +23,5 @@ class ModelHandle:
     expert_format: str = "stored"
     vram_gb: float = 0.0  # hard cap in GB (10**9 bytes); 0: ComfyUI decides
     context: int = 8192  # tokens
+    keep_in_ram: bool = False  # experts stay in RAM after the weights left the device
+    cache_experts: bool = False  # locally made int4 / int3 experts are kept in a folder beside the checkpoint

@@ -5,7 +5,7 @@ import pytest
 from comfy_server import NODES
 
 INPUTS = {
-    "A3BLoadModel": ["checkpoint", "expert_format", "vram_gb", "context", "device"],
+    "A3BLoadModel": ["checkpoint", "expert_format", "vram_gb", "context", "device", "keep_in_ram", "cache_experts"],
     "A3BEncodeImage": ["model", "image", "size", "fit", "images"],
     "A3BBuildPrompt": ["text", "system", "language", "label_images", "images"],
     "A3BGenerate": [

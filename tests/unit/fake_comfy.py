@@ -28,6 +28,8 @@ class Comfy:
     models_dir: Path
     folders: dict
     cuda_cards: int = 0
+    free: int = 10**12  # bytes, on every device
+    total: int = 2 * 10**12
     interrupt: bool = False
     loaded: list = field(default_factory=list)  # patchers, newest first
     memory_requests: list = field(default_factory=list)
@@ -47,10 +49,14 @@ def _modules(comfy):
     management = types.ModuleType("comfy.model_management")
     management.CPUState = types.SimpleNamespace(CPU="cpu", GPU="gpu")
     management.cpu_state = "cpu"
+    management.VRAMState = types.SimpleNamespace(NO_VRAM="no", NORMAL_VRAM="normal")
+    management.vram_state = "normal"
     management.DISABLE_SMART_MEMORY = False
     management.InterruptProcessingException = Interrupted
     management.get_torch_device = lambda: torch.device("cpu")
-    management.get_free_memory = lambda device: 10**12
+    management.get_free_memory = lambda device: comfy.free
+    management.get_total_memory = lambda device: comfy.total
+    management.OOM_EXCEPTION = torch.cuda.OutOfMemoryError
     management.current_loaded_models = []
 
     def throw():
@@ -58,13 +64,19 @@ def _modules(comfy):
             comfy.interrupt = False
             raise Interrupted
 
-    def load_models_gpu(models, memory_required=0, force_full_load=False):
-        assert force_full_load
+    def load_models_gpu(models, memory_required=0):
         comfy.memory_requests.append(memory_required)
         for patcher in models:
             patcher.partially_load(patcher.load_device, 1e32)
             comfy.loaded.insert(0, patcher)
 
+    def free_memory(wanted, device):
+        for patcher in [patcher for patcher in comfy.loaded if patcher.load_device == device]:
+            comfy.loaded.remove(patcher)
+            patcher.detach(True)
+
+    management.free_memory = free_memory
+    management.soft_empty_cache = lambda: None
     management.throw_exception_if_processing_interrupted = throw
     management.load_models_gpu = load_models_gpu
 
@@ -134,8 +146,12 @@ def comfy(monkeypatch, tmp_path):
 class FakeEngine:
     """An engine that writes `script` (pairs of text and thinking flag), one entry a token."""
 
-    weight_bytes = 5 * 10**9
+    weight_bytes = most_bytes = 5 * 10**9
+    smallest_bytes = least_room = 10**9
     cached_bytes = 0
+    seeing_bytes = 10**6
+    experts_may_shrink = False
+    context = 8192
     script = (("Hel", False), ("lo", False))
     before_token = staticmethod(lambda index: None)
 
@@ -151,7 +167,8 @@ class FakeEngine:
     def loaded_bytes(self):
         return self.weight_bytes if self.is_loaded else 0
 
-    def load_weights(self, progress=None, cancel=None):
+    def load_weights(self, progress=None, cancel=None, room=None):
+        assert room >= self.least_room
         progress(1, 2)
         self.is_loaded, self.loads = True, self.loads + 1
 
@@ -160,9 +177,15 @@ class FakeEngine:
 
     close = unload_weights
 
-    def release_caches(self, wanted=None):
+    def release(self, wanted):
         freed, self.cached_bytes = self.cached_bytes, 0
         return freed
+
+    def memory(self):
+        return {"weights": self.loaded_bytes, "total": self.loaded_bytes, "host_pinned": 0, "host_pageable": 0, "experts_on_device": 8}
+
+    def memory_report(self):
+        return "all there" if self.is_loaded else "not loaded"
 
     def working_bytes(self, tokens):
         return tokens * 1000

@@ -18,7 +18,7 @@ IDS += ["A3BPickPanel", "A3BEditScript", "A3BSaveScript", "A3BLoadScript"]
 
 # Saved workflows hold widget values by position: append here, never insert, remove or reorder (U13).
 ORDER = {
-    "A3BLoadModel": "checkpoint expert_format vram_gb context device",
+    "A3BLoadModel": "checkpoint expert_format vram_gb context device | keep_in_ram cache_experts",
     "A3BEncodeImage": "model image size fit | images",
     "A3BBuildPrompt": "text system language label_images | images preset prompt_language",
     "A3BGenerate": "model prompt preset max_new_tokens temperature top_p top_k min_p presence_penalty frequency_penalty "
@@ -30,7 +30,7 @@ ORDER = {
     "A3BLoadScript": "file | path",
 }
 OUTPUTS = {
-    "A3BLoadModel": "model",
+    "A3BLoadModel": "model memory",
     "A3BEncodeImage": "images token_count",
     "A3BBuildPrompt": "prompt preview",
     "A3BGenerate": "text thinking stats",

@@ -26,6 +26,8 @@ def test_options_reach_the_engine(comfy, engine_class, handle):
         "expert_format": "stored",
         "vram_budget": 20_500_000_000,
         "context": 4096,
+        "park": False,
+        "cache_experts": False,
     }
     unlimited = sockets.ModelHandle(path=handle.path, device="cpu")
     assert residency.open_engine(unlimited).options["vram_budget"] is None
@@ -39,10 +41,11 @@ def test_one_engine_per_option_set(comfy, engine_class, handle):
 
 
 def test_working_memory_is_asked_for_on_every_use(comfy, engine_class, handle):
-    for need in (111, 222):
+    for need in (111, 222, 9_000_000):
         with residency.loaded(handle, need) as engine:
             assert engine.is_loaded
-    assert comfy.memory_requests == [111, 222] and engine.loads == 1
+    # The first time for an answer of the usual length too: a picture comes first, and experts shall not leave again for the answer.
+    assert comfy.memory_requests == [4096 * 1000, 222, 9_000_000] and engine.loads == 1
 
 
 def test_each_load_is_told_in_the_log(comfy, engine_class, handle, caplog):

@@ -24,7 +24,7 @@ def model(comfy, random_checkpoint):
     comfy.folders["LLM"][0].append(str(random_checkpoint.parent))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    (handle,) = run("A3BLoadModel", checkpoint=random_checkpoint.name)
+    handle, _ = run("A3BLoadModel", checkpoint=random_checkpoint.name)
     yield handle
     part("nodes.residency").open_engine(handle).close()
     torch.set_num_threads(threads)
@@ -108,3 +108,38 @@ def test_a_damaged_checkpoint_fails_in_the_loader(comfy, random_checkpoint, tmp_
     shard.write_bytes(shard.read_bytes()[:-100])
     with pytest.raises(part("a3b_engine.errors").CheckpointError, match=shard.name):
         run("A3BLoadModel", checkpoint="broken")
+
+
+@pytest.fixture
+def part_of_the_model(comfy, random_checkpoint):
+    """A handle whose vram_gb has no room for all experts."""
+    residency, sockets = part("nodes.residency"), part("nodes.sockets")
+    engine = residency.open_engine(sockets.ModelHandle(path=str(random_checkpoint), device="cpu", context=512, vram_gb=1.0))
+    caps = {}
+    for quarters in range(240, 0, -1):
+        engine.vram_budget = quarters * 250_000
+        caps[engine.most_bytes] = quarters / 4000
+    least = min(size for size in caps if size > engine.smallest_bytes)
+    found = sockets.ModelHandle(path=str(random_checkpoint), device="cpu", context=512, vram_gb=caps[least])
+    yield found
+    residency.open_engine(found).close()
+
+
+def test_a_part_of_the_model_answers_the_same_while_it_shrinks_and_grows(comfy, model, prompt, part_of_the_model):
+    residency = part("nodes.residency")
+    whole = run("A3BGenerate", model=model, prompt=prompt, **REGEX)[0]
+    text, _, stats = run("A3BGenerate", model=part_of_the_model, prompt=prompt, **REGEX)
+    memory = json.loads(stats)["memory"]
+    engine, patcher = residency.open_engine(part_of_the_model), residency._residents[part_of_the_model].patcher
+    assert 0 < memory["experts_on_device"] < memory["experts"] and len(memory["report"]) > 2
+    assert patcher.loaded_size() == engine.loaded_bytes <= patcher.model_size() < engine.weight_bytes
+    before = engine.loaded_bytes
+    freed = patcher.partially_unload(patcher.offload_device, engine.cached_bytes + 1)
+    assert freed > 0 and engine.smallest_bytes <= engine.loaded_bytes < before
+    comfy.free = 0  # and no room to grow
+    assert run("A3BGenerate", model=part_of_the_model, prompt=prompt, **REGEX)[0] == text == whole
+    comfy.free = 10**12
+    assert run("A3BGenerate", model=part_of_the_model, prompt=prompt, **REGEX)[0] == text
+    assert engine.loaded_bytes == before == patcher.model_size()
+    patcher.detach(True)
+    assert engine.loaded_bytes == 0 and engine.memory()["total"] == 0

@@ -12,7 +12,7 @@ from .kinds import NOTE
 # Room for all widgets, slots and shown texts in the front ends of 2024 and of today.
 SIZES = {
     NOTE: (340, 0),
-    "A3BLoadModel": (340, 170),
+    "A3BLoadModel": (340, 240),
     "A3BEncodeImage": (340, 130),
     "A3BBuildPrompt": (420, 460),
     "A3BGenerate": (420, 900),
