@@ -44,9 +44,8 @@ def _cap(engine: Any, handle: Any, weights: int) -> tuple[int, str] | None:
         return None
     working = engine.working_bytes(handle.context)
     held = weights + working
-    cap = _round(max(held - MARGIN, engine.least_room + working))
-    lowest = _round(engine.least_room + working, up=True)
-    cap = max(cap, lowest)
+    lowest = _round(engine.least_bytes, up=True)
+    cap = max(_round(held - MARGIN), lowest)
     saved = held - int(cap * GB)
     if saved <= 0:
         return None

@@ -111,9 +111,9 @@ class EnginePatcher:
     def _load(self, allowed: float) -> None:
         engine = self.resident.engine
         free = self.free_beside()
-        if free < engine.least_room:
-            raise MemoryBudgetError(self._too_small(free))
-        room = max(min(allowed, free), engine.least_room)
+        if free + self.needed < engine.least_bytes:
+            raise MemoryBudgetError(self._too_small(free + self.needed))
+        room = max(min(allowed, free), engine.least_room)  # the smallest part works in less memory than was asked for
         began = time.perf_counter()
         engine.load_weights(progress=host.loading_progress(), cancel=host.check_interrupt, room=room)
         self.current_device = self.load_device
@@ -137,9 +137,9 @@ class EnginePatcher:
         total, reserved = host.total_memory(self.load_device), host.reserved_memory(self.load_device)
         helps = "; ".join(levers(engine, handle, engine.smallest_bytes))
         return (
-            f"{engine.name} needs at least {engine.least_room / GB:.1f} GB for a part of its {engine.weight_bytes / GB:.1f} GB of weights on "
-            f"{self.load_device} and {self.needed / GB:.1f} GB to work with. Of {total / GB:.1f} GB there, other programs and models that "
-            f"ComfyUI cannot move leave {max(0, free + self.needed) / GB:.1f} GB ({reserved / GB:.1f} GB are kept free). What helps: "
+            f"{engine.name} needs at least {engine.least_bytes / GB:.1f} GB on {self.load_device}: {engine.smallest_bytes / GB:.1f} GB of its "
+            f"{engine.weight_bytes / GB:.1f} GB of weights, the rest to work in. Of {total / GB:.1f} GB there, other programs and models "
+            f"that ComfyUI cannot move leave {max(0, free) / GB:.1f} GB ({reserved / GB:.1f} GB are kept free). What helps: "
             f"{helps + '; ' if helps else ''}closing what else uses the device; another device on Load A3B Model"
         )
 

@@ -19,8 +19,8 @@ from .expert_table import ExpertTable, matrices_of, random_experts
 from .fp8_gemv import fits_matrix_units, row_tiles
 from .gemv import code_format, common_format, readable
 from .matrix_gemv import matrix_down_kernel, matrix_up_kernel
-from .packed_experts import packed_launches
 from .moe_programs import expert_down_kernel, expert_up_kernel
+from .packed_experts import packed_launches
 from .support import Target, UnsupportedByKernel, relative_error, self_test, usable
 
 _TYPES = {
@@ -32,10 +32,11 @@ _TYPES = {
 class ExpertsPlan:
     """The mixture of experts of one layer for one token, without its router.
 
-    weights as loaded, of any kind (see `packed_layouts.Layout`); the stacks are used where they are. norm: as in Product. early_x: with programmatic dependent launch, x was complete before the kernel directly ahead of this plan let
-    it start, as RouterPlan sees to; `up` then prepares x while the router is at work. matrix_units: as in Fp8Gemv. form: of the
-    kernels for packed and for mixed weights, "general" or "matrix_units"; None where weights, card and self-tests decide. The plan
-    keeps the weights alive as long as its table points at them. Raises `UnsupportedByKernel`.
+    weights as loaded, of any kind (see `packed_layouts.Layout`); the stacks are used where they are. norm: as in Product.
+    early_x: with programmatic dependent launch, x was complete before the kernel directly ahead of this plan let it start, as
+    RouterPlan sees to; `up` then prepares x while the router is at work. matrix_units: as in Fp8Gemv. form: of the kernels for packed and
+    for mixed weights, "general" or "matrix_units"; None where weights, card and self-tests decide. The plan keeps the weights
+    alive as long as its table points at them. Raises `UnsupportedByKernel`.
     """
 
     def __init__(
@@ -112,7 +113,8 @@ class ExpertsPlan:
         self.down(ids, shares, out, residual)
 
     def up(self, x: torch.Tensor, ids: torch.Tensor) -> None:
-        """The first launch: `hidden` float32 [top_k + 1, inner] = SiLU(gate x) * (up x)."""
+        """The first launch: `hidden` float32 [top_k + 1, inner] = SiLU(gate x) * (up x), for `down` alone to read (packed_matrix
+        has an order of its own)."""
         if self._packed is not None:
             self._packed.up(x, self.table.pointers, ids, self.hidden)
             return

@@ -12,7 +12,7 @@ from .packed_units import (
     add_scaled, half_chunk, int3_chunk, lane_of_columns, lane_of_fp8, lane_scales, load_six, load_two, place_of, store_two_pieces,
     store_two_pieces_in_order, store_zeros, sums_over_lanes,
 )  # fmt: skip
-from .rows import TABLE_COLUMNS, inverse_rms, let_next_start, wait_for_inputs
+from .rows import TABLE_COLUMNS, let_next_start, wait_for_inputs
 
 # What the shared expert is, for these kernels.
 SHARED_PACKED, SHARED_FP8, SHARED_OTHER = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)

@@ -69,6 +69,7 @@ class CountingEngine:
     weight_bytes = property(lambda self: self.size(256))
     most_bytes = property(lambda self: self.size(self.most_rows()))
     smallest_bytes = least_room = property(lambda self: self.size(self.fewest))
+    least_bytes = property(lambda self: self.least_room + self.working_bytes(self.context))
     loaded_bytes = property(lambda self: self.size(self.rows) if self.is_loaded else self.half)
 
     def working_bytes(self, tokens):

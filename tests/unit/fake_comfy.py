@@ -147,7 +147,7 @@ class FakeEngine:
     """An engine that writes `script` (pairs of text and thinking flag), one entry a token."""
 
     weight_bytes = most_bytes = 5 * 10**9
-    smallest_bytes = least_room = 10**9
+    smallest_bytes = least_room = least_bytes = 10**9
     cached_bytes = 0
     seeing_bytes = 10**6
     experts_may_shrink = False

@@ -109,7 +109,7 @@ def big_engine(**facts):
             return Parts(16 * GB)
 
     fields = {
-        "name": "q", "weight_bytes": 36 * GB, "loaded_bytes": 20 * GB, "smallest_bytes": 7 * GB, "least_room": 7 * GB, "context": 8192,
+        "name": "q", "weight_bytes": 36 * GB, "loaded_bytes": 20 * GB, "smallest_bytes": 7 * GB, "least_room": 7 * GB, "least_bytes": 8 * GB, "context": 8192,
         "experts_may_shrink": True, "dtype": None, "device": torch.device("cuda", 0), "parts": Parts(32 * GB),
         "working_bytes": lambda tokens: tokens * GB // 8192, "memory": lambda: {"total": 21 * GB, "weights": 20 * GB},
     }  # fmt: skip

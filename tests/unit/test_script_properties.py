@@ -5,7 +5,7 @@ import json
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from script_checks import check_everything
 
@@ -217,7 +217,10 @@ def test_damage_around_plain_values_changes_none(damage, script, indent):
 @FEW
 @given(scripts(), st.sampled_from([None, 2]))
 def test_damage_around_tricky_values_is_read_or_reported(damage, script, indent):
-    text = damage(json.dumps(script, indent=indent, ensure_ascii=False))
+    text = json.dumps(script, indent=indent, ensure_ascii=False)
+    # Marks escaped once more than backslashes: whether the b behind three backslashes is a letter, the text no longer says.
+    assume(damage is not with_escaped_lines or "\\\\\\" not in text)
+    text = damage(text)
     result = parse_script(text)
     assert result.script == wanted(script) or result.status != "ok" or is_json(text)  # a `],` inside a text is not missed
     check_everything(result, text)
