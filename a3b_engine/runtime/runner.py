@@ -159,9 +159,6 @@ class Runner:
     def _new_buffers(self, tokens: int) -> DeviceBuffers:
         from .device_steps import DeviceBuffers
 
-        if self._device.type == "cuda":
-            # In pieces of memory that something larger left behind, a step on an H200 took 8 % longer; in memory of their own never.
-            torch.cuda.empty_cache()
         return DeviceBuffers(self._model, self._config, self._real_tokens, capacity_for(tokens, self._context), self._target, self._reroute())
 
     def _choose_kernels(self, where: Target) -> None:
@@ -174,7 +171,7 @@ class Runner:
             log.warning("%s: plain PyTorch is used, the kernels cannot be read by this Triton (%s)", where.device, type(problem).__name__)
             return
         slots = () if self._pool is None else SLOT_KERNELS
-        all_usable(decode.KERNELS + decode.FASTER + fast.KERNELS + slots + decode.packed_kernels(self._model), where.device)  # together, which takes least time; asked again below
+        all_usable(decode.KERNELS + decode.FASTER + fast.KERNELS + slots + decode.packed_kernels(self._model) + fast.packed_kernels(self._model), where.device)  # together, which takes least time; asked again below
         try:
             if all_usable(decode.KERNELS + slots, where.device):
                 decode.trial_step(self._model, where)

@@ -67,9 +67,7 @@ def test_dequantised_at_load_equals_the_twin(case, differences):
 
 def test_kept_as_stored_equals_the_twin(case, differences, monkeypatch):
     """The path of a model too large to multiply out: FP8 stays in memory and every product dequantises it."""
-    from a3b_engine import engine as engine_module
-
-    monkeypatch.setattr(engine_module, "CPU_DEQUANTIZE_BELOW", 0)
+    monkeypatch.setattr("a3b_engine.resident.CPU_DEQUANTIZE_BELOW", 0)
     name, folder, twin, _ = case
     ids, pictures = inputs(name)
     ours, plain = load(folder), load(twin)

@@ -75,9 +75,7 @@ def test_random_weights_keep_only_routed_experts_in_few_bits(name):
 
 
 def test_an_engine_of_packed_experts_answers(monkeypatch):
-    from a3b_engine import engine as engine_module
-
-    monkeypatch.setattr(engine_module, "CPU_DEQUANTIZE_BELOW", 0)  # as the published shape, kept as stored
+    monkeypatch.setattr("a3b_engine.resident.CPU_DEQUANTIZE_BELOW", 0)  # as the published shape, kept as stored
     engine = Engine.from_parts(made_up_parts(TINY, experts="int4"))
     engine.load_weights()
     answer = engine.generate(Prompt(user="Tell me"), SamplingParams(max_new_tokens=6))

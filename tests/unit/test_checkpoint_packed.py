@@ -134,7 +134,7 @@ def test_it_answers_as_the_plain_weights_do(random_checkpoint, tmp_path, monkeyp
     prompt = Prompt(user="Tell me")
     answers, logits = [], []
     for below in (1 << 40, 0):  # multiplied out while loading, and kept packed
-        monkeypatch.setattr("a3b_engine.engine.CPU_DEQUANTIZE_BELOW", below)
+        monkeypatch.setattr("a3b_engine.resident.CPU_DEQUANTIZE_BELOW", below)
         with_packed = Engine.load(tmp_path / "packed", context=256)
         held = with_packed._residence.weights["layers.0.mlp.experts.up.weight"]
         assert isinstance(held, PackedWeight) is (below == 0)
