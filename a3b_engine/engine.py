@@ -152,7 +152,7 @@ class Engine(ResidentModel):
                     lambda poll: runner.start(token_ids, images, sampling, tokens, poll),
                 )  # fmt: skip
         finally:
-            runner.finish()
+            self._answer_is_over(runner)
 
     @torch.no_grad()
     def logits(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -46,6 +47,8 @@ class EngineOptions:
         dtype = _compute_dtype(dtype, found)
         if not isinstance(context, int) or isinstance(context, bool) or context < 1:
             raise PromptError(f"context: found {context!r}, expected a positive number of tokens.")
+        if vram_budget is not None and (isinstance(vram_budget, bool) or not isinstance(vram_budget, (int, float)) or not 0 < vram_budget < math.inf):
+            raise ConfigError(f"vram_budget: found {vram_budget!r}, expected a number of bytes above 0, or None for no cap.")
         return cls(found, dtype, expert_format, vram_budget, context, park, cache_experts)
 
 

@@ -50,6 +50,7 @@ class ResidentModel:
         self._vision: VisionRunner | None = None
         self._runner: Runner | None = None
         self._lock = threading.RLock()
+        self._unload_behind: bool | None = None  # with `park` or without, as soon as the answer being written is over
         if self._division(math.inf) is None:
             self._refuse(self._total(math.inf))
 
@@ -117,6 +118,8 @@ class ResidentModel:
         with self._lock, torch.no_grad():
             if self.is_loaded:
                 return
+            if self._unload_behind is not None:
+                raise NotLoadedError(f"{self.name} is being unloaded. Load it again when the answer is over.")
             began = time.perf_counter()
             division = self._division(room)
             if division is None:
@@ -153,9 +156,13 @@ class ResidentModel:
 
     def _unload(self, park: bool) -> None:
         with self._lock:
+            busy = self._runner is not None and self._runner.is_busy
             if self._runner is not None:
                 self._runner.release()
             self._text = self._vision = self._runner = None
+            if busy:  # asked for by a caller's on_token: the card still reads what the answer needs
+                self._unload_behind = park
+                return
             try:
                 self._residence.drop(park)
             except Exception:  # parking failed: give back all the same
@@ -163,6 +170,13 @@ class ResidentModel:
                 self._residence.drop(park=False)
             if self.device.type == "cuda" and torch.cuda.is_initialized():
                 torch.cuda.empty_cache()
+
+    def _answer_is_over(self, runner: Runner) -> None:
+        with self._lock:
+            runner.finish()
+            if self._unload_behind is not None:
+                park, self._unload_behind = self._unload_behind, None
+                self._unload(park)
 
     def release(self, wanted: float = math.inf) -> int:
         """Give back what is on the device until `wanted` bytes are free: kept prompts, graphs of pictures, buffers and graphs of
@@ -283,6 +297,8 @@ class ResidentModel:
     def _refuse(self, total: float) -> NoReturn:
         sizes, least = self._residence.sizes, self._budget.least
         working = least - sizes.smallest
+        if size(total) == size(least):  # they differ by less than is shown
+            least = total + 10 ** (8 if total >= 1e8 else 5)
         have = f"the budget is {size(total)}" if self.vram_budget is not None else f"there are {size(max(0.0, total))}"
         raise MemoryBudgetError(
             f"{self.name} needs at least {size(least)} on {self.device}, and {have}. Needed are {size(sizes.rest)} that every token reads, "

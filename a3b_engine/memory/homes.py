@@ -8,6 +8,7 @@ from typing import Callable, Sequence
 
 import torch
 
+from ..errors import CheckpointError
 from ..model.moe import ExpertWeights
 from .pinned import PinnedArena, PinnedMemoryError, Record, pinnable_bytes
 from .record import RecordLayout
@@ -27,7 +28,8 @@ class Homes:
         self._pinned: list[dict[int, Record]] = [{} for _ in range(layers)]
         self._plain: list[dict[int, torch.Tensor]] = [{} for _ in range(layers)]
         self._readable: bool | None = None
-        self._planned: set[int] = set()  # of every layer
+        self._planned: set[int] = set()  # for pinned RAM, of every layer
+        self._outside: set[int] = set()  # have no slot when they come
         self._refused = False
 
     @property
@@ -45,6 +47,13 @@ class Homes:
         """Experts with a place in pinned RAM."""
         return sum(len(layer) for layer in self._pinned)
 
+    def in_plain_ram(self) -> torch.Tensor:
+        """bool [layers, E]: which experts stand in ordinary RAM."""
+        table = torch.zeros((self._layers, self._experts), dtype=torch.bool)
+        for layer, records in enumerate(self._plain):
+            table[layer, list(records)] = True
+        return table
+
     def addresses(self) -> torch.Tensor:
         """int64 [layers, E]: where the device reads each expert, 0 where it cannot."""
         table = torch.zeros((self._layers, self._experts), dtype=torch.int64)
@@ -61,18 +70,20 @@ class Homes:
         possible = pinnable_bytes() // (self.layout.nbytes * self._layers)
         self._planned = set(order[: max(0, possible)])
         self._arena.prepare(len(self._planned) * self._layers)  # pinned while the files are read
-        left_out = [expert for expert in outside if expert not in self._planned]
-        if left_out:
-            log.info("RAM for pinned memory is short: %d of %d experts a layer are read from the files when they are needed", len(left_out), self._experts)
-            if not self._is_readable():
-                self._planned.update(left_out)  # they must stand somewhere: ordinary RAM
+        self._outside = set(outside)
+        self._readable = None  # only the load that follows settles it: a cache of rounded experts may have come or gone
 
     def wants(self, layer: int, expert: int) -> bool:
-        return expert in self._planned and expert not in self._pinned[layer] and expert not in self._plain[layer]
+        """Whether `keep` has use for this expert: it is planned for pinned RAM, or must stand somewhere."""
+        return (expert in self._planned or expert in self._outside) and expert not in self._pinned[layer] and expert not in self._plain[layer]
 
     def keep(self, layer: int, expert: int, record: torch.Tensor) -> None:
-        """Copy a record from the device (queued on the current stream) to pinned RAM, or to ordinary RAM where that is used up."""
-        if not self._refused:
+        """Copy a record of the plan from the device (queued on the current stream) to pinned RAM; where that is used up, to ordinary
+        RAM unless the files have it."""
+        self._keep(layer, expert, record, pin=expert in self._planned)
+
+    def _keep(self, layer: int, expert: int, record: torch.Tensor, pin: bool) -> None:
+        if pin and not self._refused:
             try:
                 place = self._arena.take()
                 place.host.copy_(record, non_blocking=True)
@@ -87,7 +98,7 @@ class Homes:
     def secure(self, layer: int, expert: int, record: torch.Tensor) -> None:
         """See to it that this expert, which is about to leave the device, can come back."""
         if expert not in self._pinned[layer] and expert not in self._plain[layer]:
-            self.keep(layer, expert, record)
+            self._keep(layer, expert, record, pin=True)
 
     def bring(self, layer: int, expert: int, place: torch.Tensor) -> None:
         """Copy an expert's record to `place` uint8 [record]."""
@@ -98,7 +109,9 @@ class Homes:
         else:
             found = self._read(layer, [expert])
             if found is None:
-                raise AssertionError(f"expert {expert} of layer {layer} is nowhere")
+                raise CheckpointError(
+                    f"expert {expert} of layer {layer} is not on the device, and its file is gone. Restore the files, or unload the model and load it again."
+                )
             record = torch.empty((1, self.layout.nbytes), dtype=torch.uint8)
             self.layout.write(found, record)
             place.copy_(record[0])

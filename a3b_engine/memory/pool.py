@@ -48,7 +48,9 @@ class SlotPool:
         ]  # fmt: skip
         self._places: torch.Tensor | None = None
         self.full = self.host_serves = self._ready = False
+        self._holes = False  # slots that are empty although experts are missing
         self.without_home = 0  # experts that are neither on the device nor in pinned RAM
+        self.in_files = 0  # those of them that are not in ordinary RAM either
 
     # What is where
 
@@ -119,19 +121,22 @@ class SlotPool:
 
     def fill(self) -> None:
         """Put experts into empty slots, from their homes."""
-        occupant, stamp = self._occupant.cpu(), self._stamp.cpu()
-        for layer in range(self.layers):
-            here = set(occupant[layer].tolist())
-            outside = iter([expert for expert in range(self.experts) if expert not in here])
-            for slot, row in enumerate(self._rows):
-                if row is None or occupant[layer, slot] >= 0:
-                    continue
-                expert = next(outside, None)
-                if expert is None:
-                    break
-                self.homes.bring(layer, expert, row[layer])
-                occupant[layer, slot], stamp[layer, slot] = expert, 0
-        self._publish(occupant, stamp)
+        occupant, stamp = self._occupant.clone().cpu(), self._stamp.clone().cpu()
+        try:
+            for layer in range(self.layers):
+                here = set(occupant[layer].tolist())
+                outside = iter([expert for expert in range(self.experts) if expert not in here])
+                for slot, row in enumerate(self._rows):
+                    if row is None or occupant[layer, slot] >= 0:
+                        continue
+                    expert = next(outside, None)
+                    if expert is None:
+                        break
+                    self.homes.bring(layer, expert, row[layer])
+                    occupant[layer, slot], stamp[layer, slot] = expert, 0
+            self._holes = False
+        finally:  # what came is there, whatever stopped the rest
+            self._publish(occupant, stamp)
 
     # More and fewer rows
 
@@ -149,7 +154,8 @@ class SlotPool:
                     break
                 taken += 1
         if taken:
-            self._publish(self._occupant.cpu(), self._stamp.cpu())
+            self._holes = True
+            self.refresh()
         return taken * self.row_bytes
 
     def remove_rows(self, count: int) -> int:
@@ -160,9 +166,14 @@ class SlotPool:
         if not leaving:
             return 0
         self._synchronize()
-        occupant, stamp = self._occupant.cpu(), self._stamp.cpu()
-        for layer in range(self.layers):
-            self._move_out(layer, leaving, staying, occupant[layer], stamp[layer])
+        occupant, stamp = self._occupant.clone().cpu(), self._stamp.clone().cpu()
+        try:
+            for layer in range(self.layers):
+                self._move_out(layer, leaving, staying, occupant[layer], stamp[layer])
+        except BaseException:  # no row leaves, but some experts have moved
+            self._holes = True
+            self._publish(occupant, stamp)
+            raise
         self._synchronize()
         self._places = None
         for slot in leaving:
@@ -187,27 +198,29 @@ class SlotPool:
                 self.homes.secure(layer, int(occupant[slot]), self._rows[slot][layer])
 
     def make_ready(self) -> None:
-        """See to it that experts on the device may give way to others: call before an answer. Cheap when they may already.
+        """See to it that no slot is empty and that experts on the device may give way to others: call before an answer. Cheap when
+        nothing is to be done.
 
-        Those that came when all were there have no home yet.
+        Experts that came when all were there have no home yet.
         """
+        if self._holes:
+            self.fill()
         if not self.full and not self._ready:
             self.secure_all()
             self._ready = True
 
     def secure_all(self) -> None:
         """Give every expert on the device a home as well, as far as RAM goes."""
-        occupant = self._occupant.cpu()
-        for layer in range(self.layers):
-            for slot, expert in enumerate(occupant[layer].tolist()):
+        for layer, occupants in enumerate(self._occupant.tolist()):
+            for slot, expert in enumerate(occupants):
                 if expert >= 0:
                     self.homes.secure(layer, expert, self._rows[slot][layer])
         self._synchronize()
-        self._publish(occupant, self._stamp.cpu())
+        self.refresh()
 
     def refresh(self) -> None:
-        """Write the tables again after homes have come or gone."""
-        self._publish(self._occupant.cpu(), self._stamp.cpu())
+        """Write the tables again after rows or homes have come or gone."""
+        self._publish(self._occupant.clone().cpu(), self._stamp.clone().cpu())
 
     # Experts for the host's own use
 
@@ -216,13 +229,19 @@ class SlotPool:
 
         places: uint8 [m, record] that the destinations point into; None: slots of this layer.
         """
-        wanted = [(-source - 1, to) for source, to in copies.tolist() if source < 0]
+        rows = copies.tolist()
+        wanted = [(-source - 1, to) for source, to in rows if source < 0]
         if not wanted:
             return
-        slots = {row[layer].data_ptr(): row[layer] for row in self._rows if row is not None} if places is None else {}
-        for expert, to in wanted:
-            place = slots[to] if places is None else places[(to - places.data_ptr()) // self.layout.nbytes]
-            self.homes.bring(layer, expert, place)
+        slots = self._slots_of(layer) if places is None else {}
+        try:
+            for expert, to in wanted:
+                place = slots[to] if places is None else places[(to - places.data_ptr()) // self.layout.nbytes]
+                self.homes.bring(layer, expert, place)
+        except BaseException:
+            if places is None:  # the device has given the slots away, and its own copies will not follow either
+                self._empty(layer, {to for source, to in rows if source})
+            raise
 
     def take(self, layer: int, ids: torch.Tensor) -> None:
         """Give the experts ids int64 [n] slots of their layer as a decode step does, for whoever computes without kernels."""
@@ -230,14 +249,19 @@ class SlotPool:
         device_tables = self.tables[layer]
         tables = LayerTables(*(getattr(device_tables, name).cpu() for name in _TABLES), advances=device_tables.advances)
         ids = ids.cpu()
-        copies = take_slots_reference(tables, ids)
-        slots = {row[layer].data_ptr(): row[layer] for row in self._rows if row is not None}
-        for expert, (source, to) in zip(ids.tolist(), copies.tolist()):
-            if source:
-                self.homes.bring(layer, expert, slots[to])
+        copies = take_slots_reference(tables, ids).tolist()
         if self.device.type != "cpu":
             for name in _TABLES:
                 getattr(device_tables, name).copy_(getattr(tables, name))
+        slots, missing = self._slots_of(layer), {to for source, to in copies if source}
+        try:
+            for expert, (source, to) in zip(ids.tolist(), copies):
+                if source:
+                    self.homes.bring(layer, expert, slots[to])
+                    missing.discard(to)
+        finally:
+            if missing:
+                self._empty(layer, missing)
 
     def records(self, layer: int, experts: Sequence[int]) -> torch.Tensor:
         """uint8 [n, record] on the device: copies of these experts' records, wherever they are."""
@@ -251,6 +275,19 @@ class SlotPool:
         return out
 
     # Inside
+
+    def _slots_of(self, layer: int) -> dict[int, torch.Tensor]:
+        """Slots of a layer by their address."""
+        return {row[layer].data_ptr(): row[layer] for row in self._rows if row is not None}
+
+    def _empty(self, layer: int, addresses: set[int]) -> None:
+        """Slots at these addresses hold nothing: what was to come there did not."""
+        occupant, stamp = self._occupant.clone().cpu(), self._stamp.clone().cpu()
+        for slot, address in enumerate(self._slots[layer].tolist()):
+            if address in addresses:
+                occupant[layer, slot], stamp[layer, slot] = -1, 0
+        self._holes = True
+        self._publish(occupant, stamp)
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
@@ -272,6 +309,7 @@ class SlotPool:
         outside[layer, expert] = False
         self.full = not outside.any().item()
         self.without_home = int((outside & (home == 0)).sum())
+        self.in_files = int((outside & (home == 0) & ~self.homes.in_plain_ram()).sum())
         self._ready = self.full
         at_home = torch.where(occupant >= 0, home.gather(1, occupant.clamp(min=0).long()) != 0, slots != 0).sum(1)
         self.host_serves = self.without_home > 0 or (not self.full and bool((at_home < self.top_k).any()))

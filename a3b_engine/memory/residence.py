@@ -58,6 +58,7 @@ class Residence:
         self.pool: SlotPool | None = None
         self._homes: Homes | None = None
         self._host: list[PinnedArena] = []
+        self._in_arenas: set[str] = set()  # weights that lie in those
         self.vision: dict[str, Any] = {}
         self._parked: dict[str, Any] = {}
 
@@ -89,18 +90,18 @@ class Residence:
         """Bytes in pinned and in ordinary RAM."""
         homes = self._homes
         pinned = sum(arena.nbytes for arena in self._host) + (homes.pinned_bytes if homes is not None else 0)
-        plain = sum(weight.nbytes for weight in self._parked.values()) + (homes.plain_bytes if homes is not None else 0)
-        return pinned, plain
+        plain = sum(weight.nbytes for name, weight in self._parked.items() if name not in self._in_arenas) + (homes.plain_bytes if homes is not None else 0)
+        return (pinned, plain) if self._device.type == "cuda" else (0, pinned + plain)
 
     def expert_counts(self) -> dict[str, int]:
-        """Experts in all, on the device, with a place in pinned RAM, and those that come from the files or from ordinary RAM."""
+        """Experts in all, on the device, with a place in pinned RAM, and those that are in the files alone."""
         total = self.sizes.experts * self.sizes.layers
         if self.placement is None or self.pool is None:
             here = total if self.placement is not None else 0
             return {"experts": total, "experts_on_device": here, "experts_pinned": 0, "experts_on_disk": 0}
         here = self.placement.rows * self.sizes.layers
         pinned = self._homes.pinned
-        return {"experts": total, "experts_on_device": here, "experts_pinned": pinned, "experts_on_disk": max(0, self.pool.without_home)}
+        return {"experts": total, "experts_on_device": here, "experts_pinned": pinned, "experts_on_disk": self.pool.in_files}
 
     def experts(self) -> list[PooledExperts] | None:
         """What the text model takes as its routed experts; None where they are among `weights`."""
@@ -152,9 +153,12 @@ class Residence:
                 f"{self._device} had memory for {pool.rows} of {sizes.experts} experts a layer, at least {sizes.fewest_rows} are needed. "
                 "Close what else uses it, or choose a smaller expert_format (int4, int3)."
             )
+        if pool.without_home:
+            log.info("RAM for pinned memory is short: %d of %d experts are brought by the host when they are needed, which is slow", pool.without_home, sizes.experts * sizes.layers)
         self.placement = replace(placement, rows=pool.rows)
         self.vision = {name: weight for name, weight in self.weights.items() if name.startswith(VISION)}
         if pool.full and not self._park:
+            self._synchronize()  # copies from there may be under way
             self._homes.close()
             pool.refresh()
 
@@ -191,6 +195,7 @@ class Residence:
                 place = memory[at : at + weight.nbytes].view(weight.dtype).view(weight.shape)
                 place.copy_(weight)
                 self.weights[name], at = place, at + nbytes
+                self._in_arenas.add(name)
 
     # More and less
 
@@ -214,8 +219,8 @@ class Residence:
         if rows <= 0:
             return 0
         taken = self.pool.add_rows(rows)
-        self.pool.fill()
         self.placement = replace(self.placement, rows=self.pool.rows)
+        self.pool.fill()
         return taken
 
     def drop(self, park: bool) -> None:
@@ -233,7 +238,7 @@ class Residence:
         if not park:
             for arena in self._host:
                 arena.close()
-            self._host = []
+            self._host, self._in_arenas = [], set()
         self.pool = self.placement = None
 
     def _synchronize(self) -> None:

@@ -21,7 +21,10 @@ def memory_report(engine: Engine) -> str:
     here, total = memory["experts_on_device"], memory["experts"]
     lines = [f"{engine.name} on {engine.device}: {size(memory['total'])}, {size(memory['weights'])} of it weights."]
     if here == total:
-        lines.append("All experts are on the device: this is the fastest it can be with this expert_format.")
+        if memory["weights"] == memory["weights_when_loaded"]:
+            lines.append("Everything is on the device: this is the fastest it can be with this expert_format.")
+        else:
+            lines.append("All experts are on the device. Embedding rows or the vision tower wait in RAM, which costs text nothing and a picture little.")
         return "\n".join(lines + _ram(memory))
     lines.append(f"{here} of {total} experts ({100 * here / total:.0f} %) are on the device; the others are fetched when a token needs them.")
     counts = engine.expert_counts()
@@ -29,16 +32,20 @@ def memory_report(engine: Engine) -> str:
         lines.append(f"{100 * (1 - counts[1] / counts[0]):.0f} % of the experts that tokens asked for so far were there already.")
     lines += _ram(memory)
     if memory["experts_on_disk"]:
-        lines.append(
-            f"{memory['experts_on_disk']} experts have no place in pinned RAM and come from the files or from ordinary RAM, which is slow: more RAM would help most."
-        )
+        lines.append(f"{memory['experts_on_disk']} experts found no place in RAM and are read from the files, which is slow: more RAM would help most.")
     missing = memory["weights_when_loaded"] - memory["weights"]
-    why = f"vram_gb allows {size(engine.vram_budget)}" if engine.vram_budget is not None else "the device had no more room when the model came"
-    lines.append(f"Why: {why}. {size(missing)} more would hold everything.")
-    if engine.experts_may_shrink:
-        lines.append("Faster: a larger vram_gb, expert_format int4 (about half the bytes) or int3, a smaller context, or less beside it on this card.")
+    capped = engine.vram_budget is not None and engine.most_bytes <= memory["weights"]
+    if capped:
+        lines.append(f"Why: vram_gb allows {size(engine.vram_budget)}. {size(missing)} more would hold everything.")
     else:
-        lines.append("Faster: a larger vram_gb, a smaller context, or less beside it on this card.")
+        lines.append(
+            "Why: the device had no more room for it when it was loaded, or something else needed room since; it grows again when there is room. "
+            f"{size(missing)} more would hold everything."
+        )
+    helps = ["a larger vram_gb" if capped else "less beside it on this card", "a smaller context"]
+    if engine.experts_may_shrink:
+        helps.insert(1, "expert_format int4 (about half the bytes) or int3")
+    lines.append(f"Faster: {', '.join(helps[:-1])}, or {helps[-1]}.")
     return "\n".join(lines)
 
 

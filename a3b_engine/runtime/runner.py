@@ -52,6 +52,12 @@ class Runner:
         if self._target is not None:
             self._choose_kernels(self._target)
         self._running: SequenceState | None = None
+        self._busy = self._leaving = False  # while an answer is written; whether its buffers go when it is over
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer is being written."""
+        return self._busy
 
     @property
     def prefills_by_kernels(self) -> bool:
@@ -65,6 +71,7 @@ class Runner:
         Returns the steps of the answer, and how many tokens of the prompt an earlier one had left behind. `poll` is
         called between chunks, now and later, and may raise. Call `finish` in any case.
         """
+        self._busy = True
         try:
             return self._start(token_ids, images, sampling, tokens, poll)
         except Exception as problem:
@@ -90,18 +97,25 @@ class Runner:
 
     def finish(self) -> None:
         """The answer is over, however it ended."""
-        self._running = None
+        self._running, self._busy = None, False
+        if self._leaving:
+            self._drop_buffers()
 
     def drop_kept(self, wanted: float) -> int:
         """Give up kept prompts, least recently used first, until `wanted` bytes are free; returns the bytes."""
         return self._prefixes.drop(wanted)
 
     def release(self) -> int:
-        """Give back all that can be made again, buffers and graphs too; returns the bytes."""
+        """Give back all that can be made again, buffers and graphs too; returns the bytes. What an answer is being written in goes when
+        it is over, and does not count."""
+        if self._busy:
+            self._leaving = True
+            freed = self._prefixes.nbytes
+            self._prefixes.clear()
+            return freed
         held = sum(self.nbytes().values()) + (self._pool.release_places() if self._pool is not None else 0)
         self._prefixes.clear()
         self._drop_buffers()
-        self._running = None
         return held
 
     def nbytes(self) -> dict[str, int]:
@@ -154,7 +168,7 @@ class Runner:
     def _drop_buffers(self) -> None:
         if self._buffers is not None:
             self._buffers.close()
-        self._buffers = None
+        self._buffers, self._leaving = None, False
 
     def _new_buffers(self, tokens: int) -> DeviceBuffers:
         from .device_steps import DeviceBuffers
@@ -191,7 +205,8 @@ class Runner:
         """A kernel passed its check and yet cannot be built for this model on this card: for want of registers, say."""
         reason = f"{type(problem).__name__}: {problem}".encode("ascii", "replace").decode("ascii").splitlines()[0][:200]
         log.warning("%s: plain PyTorch is used from here on, a kernel cannot be built: %s", self._device, reason)
-        self.release()
+        self._prefixes.clear()
+        self._drop_buffers()
         self._forward, self.decodes_by_kernels = self._model, False
 
 

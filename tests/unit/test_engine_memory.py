@@ -10,7 +10,7 @@ import torch
 from engine_samples import GREEDY, picture
 
 from a3b_engine import Engine, Prompt
-from a3b_engine.errors import MemoryBudgetError
+from a3b_engine.errors import ConfigError, MemoryBudgetError
 
 AMPLE = 10**12
 LONG = Prompt(system="You draw comics. " * 12, user="Tell me a story about a fox. " * 6)
@@ -67,7 +67,7 @@ def test_experts_leave_and_come_back(random_checkpoint, engine):
     assert mine.grow() > 0 and mine.expert_counts() is None  # all of them
     assert mine.generate(LONG, GREEDY).text == expected
     mine.close()
-    assert mine.memory()["total"] == mine.memory()["host_pinned"] == mine.memory()["host_pageable"] == 0
+    assert mine.memory()["total"] == mine.memory()["host_pageable"] == 0
 
 
 def test_a_room_takes_what_it_can(random_checkpoint, least):
@@ -79,7 +79,7 @@ def test_a_room_takes_what_it_can(random_checkpoint, least):
         sizes.append(mine.memory()["experts_on_device"])
         assert mine.smallest_bytes <= mine.loaded_bytes <= mine.weight_bytes
         mine.unload_weights()
-        assert mine.loaded_bytes == 0 and mine.memory()["host_pinned"] == 0
+        assert mine.loaded_bytes == 0 and mine.memory()["host_pageable"] == 0
     assert sizes[0] < sizes[1] < sizes[2] == mine.memory()["experts"]
     with pytest.raises(MemoryBudgetError):
         mine.load_weights(room=-mine._budget.answering())
@@ -101,7 +101,7 @@ def test_parked_experts_come_back_without_the_files(random_checkpoint, engine, l
     mine = Engine.load(random_checkpoint, context=1024, vram_budget=least, park=True)
     expected = mine.generate(LONG, GREEDY).text
     mine.unload_weights()
-    assert mine.memory()["total"] == 0 and mine.memory()["host_pinned"] > 0
+    assert mine.memory()["total"] == 0 and mine.memory()["host_pageable"] > 0
 
     def read(*args, **kwargs):
         raise AssertionError("the files were read again")
@@ -110,7 +110,7 @@ def test_parked_experts_come_back_without_the_files(random_checkpoint, engine, l
     mine.load_weights()
     assert mine.generate(LONG, GREEDY).text == expected
     mine.close()
-    assert mine.memory()["host_pinned"] == 0
+    assert mine.memory()["host_pageable"] == 0
 
 
 def test_a_load_that_fails_in_the_middle_leaves_nothing(random_checkpoint, least):
@@ -123,7 +123,7 @@ def test_a_load_that_fails_in_the_middle_leaves_nothing(random_checkpoint, least
 
     with pytest.raises(KeyboardInterrupt):
         mine.load_weights(cancel=cancel)
-    assert not mine.is_loaded and mine.memory()["total"] == mine.memory()["host_pinned"] == 0
+    assert not mine.is_loaded and mine.memory()["total"] == mine.memory()["host_pageable"] == 0
     mine.load_weights()
     assert mine.generate(Prompt(user="Tell me"), GREEDY).text
     mine.close()
@@ -131,7 +131,7 @@ def test_a_load_that_fails_in_the_middle_leaves_nothing(random_checkpoint, least
 
 def test_the_report_says_what_is_where_and_what_would_help(random_checkpoint, part):
     report = part.memory_report()
-    assert "experts" in report and "%" in report and "expert_format" in report and "pinned RAM" in report
+    assert "experts" in report and "%" in report and "expert_format" in report and "ordinary RAM" in report
     closed = Engine.open(random_checkpoint, context=1024)
     assert "not loaded" in closed.memory_report() and "at least" in closed.memory_report()
 
@@ -140,4 +140,51 @@ def test_what_comes_to_the_device_is_what_was_announced(random_checkpoint, least
     mine = Engine.open(random_checkpoint, context=1024, vram_budget=least)
     mine.load_weights()
     assert mine.smallest_bytes <= mine.loaded_bytes == mine.most_bytes < mine.weight_bytes
+    mine.close()
+
+
+def test_unloading_in_the_middle_of_an_answer_waits_for_its_end(random_checkpoint, engine, least):
+    mine = Engine.load(random_checkpoint, context=1024, vram_budget=least)
+    seen = []
+
+    def leave(event):
+        mine.unload_weights()
+        mine.release()
+        seen.append(mine.is_loaded)
+
+    assert mine.generate(LONG, GREEDY, on_token=leave).text == engine.generate(LONG, GREEDY).text
+    assert seen and not any(seen) and mine.memory()["total"] == mine.memory()["host_pageable"] == 0
+    mine.load_weights()
+    released = []
+    answer = mine.generate(LONG, GREEDY, on_token=lambda event: released.append(mine.release()))
+    assert answer.text == engine.generate(LONG, GREEDY).text and mine.cached_bytes == 0
+    mine.close()
+
+
+@pytest.mark.parametrize("budget", [0, -1, True, float("nan"), float("inf"), "12"])
+def test_a_budget_that_is_none_is_named(random_checkpoint, budget):
+    with pytest.raises(ConfigError, match="vram_budget: found"):
+        Engine.open(random_checkpoint, vram_budget=budget)
+
+
+def test_an_expert_that_cannot_be_read_once_spoils_no_later_answer(random_checkpoint, engine, least, monkeypatch):
+    mine = Engine.load(random_checkpoint, context=1024, vram_budget=least)
+    expected, homes = engine.generate(LONG, GREEDY).text, mine._residence._homes
+    bring = type(homes).bring
+    for failing in (1, 2, 5, 9, 14):
+        calls = []
+
+        def sometimes(self, layer, expert, place):
+            calls.append(1)
+            if len(calls) == failing:
+                place.fill_(7)
+                raise OSError("the disk is away")
+            bring(self, layer, expert, place)
+
+        mine.release_caches()
+        monkeypatch.setattr(type(homes), "bring", sometimes)
+        with pytest.raises(OSError):
+            mine.generate(LONG, GREEDY)
+        monkeypatch.setattr(type(homes), "bring", bring)
+        assert mine.generate(LONG, GREEDY).text == expected
     mine.close()

@@ -205,3 +205,42 @@ def test_homes_give_their_ram_back():
     assert world.homes.pinned_bytes > 0
     world.homes.close()
     assert world.homes.pinned_bytes == world.homes.plain_bytes == 0
+
+
+def test_giving_rows_back_that_fails_moves_no_expert_out_of_sight(monkeypatch):
+    for failing in range(1, 7):
+        world = World()
+        for layer in range(LAYERS):
+            world.pool.tables[layer].stamp.copy_(torch.tensor([1, 2, 3, 4, 5, 6, 7, 8]))
+        secure, calls = world.homes.secure, []
+
+        def sometimes(*args):
+            calls.append(1)
+            if len(calls) == failing:
+                raise MemoryError("no RAM")
+            secure(*args)
+
+        monkeypatch.setattr(world.homes, "secure", sometimes)
+        with pytest.raises(MemoryError):
+            world.pool.remove_rows(5)
+        monkeypatch.setattr(world.homes, "secure", secure)
+        assert world.whole() and world.pool.rows == EXPERTS
+        world.pool.make_ready()
+        assert world.whole() and world.pool.full
+
+
+def test_growing_that_fails_leaves_empty_slots_that_are_filled_later(monkeypatch):
+    world = World(rows=3)
+    world.pool.add_rows(2)
+
+    def fail(*args):
+        raise OSError("the disk is away")
+
+    bring = world.homes.bring
+    monkeypatch.setattr(world.homes, "bring", fail)
+    with pytest.raises(OSError):
+        world.pool.fill()
+    monkeypatch.setattr(world.homes, "bring", bring)
+    assert world.pool.rows == 5 and world.whole()
+    world.pool.make_ready()
+    assert len(world.present(0)) == 5 and world.whole()
