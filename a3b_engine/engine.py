@@ -20,7 +20,7 @@ from .runtime.answer import Answer, TokenEvent
 from .runtime.cache import SequenceState
 from .runtime.forward import PREFILL_CHUNK, forward_chunks
 from .runtime.generation import Generation
-from .runtime.place import working_on
+from .runtime.place import without_autograd, working_on
 from .sampling import SamplingParams
 
 __all__ = ["EXPERT_FORMATS", "Engine"]
@@ -76,7 +76,7 @@ class Engine(ResidentModel):
             raise ImageError(f"{self.name}: this checkpoint has no vision part. Use the full (image-text) repository, or a prompt without pictures.")
         return self._encode([prepare_picture(picture, self.parts.processor, size, fit) for picture in to_pictures(rgb)])
 
-    @torch.no_grad()
+    @without_autograd()
     def _encode(self, pictures: Sequence[PreparedImage]) -> list[ImageFeatures]:
         with self._lock:
             self._require_loaded()
@@ -97,7 +97,7 @@ class Engine(ResidentModel):
         counts = [image.n_tokens for image in prompt.images]
         return render_chat(prompt, self.parts.template, self.tokenizer, self.config, counts, thinking)
 
-    @torch.no_grad()
+    @without_autograd()
     def generate(
         self,
         prompt: Prompt,
@@ -154,7 +154,7 @@ class Engine(ResidentModel):
         finally:
             self._answer_is_over(runner)
 
-    @torch.no_grad()
+    @without_autograd()
     def logits(
         self, token_ids: Sequence[int], images: Sequence[ImageFeatures] | None = None, *, chunk_size: int = PREFILL_CHUNK
     ) -> torch.Tensor:

@@ -101,9 +101,11 @@ class EngineParts:
 class FolderWeights:
     """The tensors of a checkpoint's files."""
 
-    def __init__(self, plan: LoadPlan) -> None:
+    def __init__(self, plan: LoadPlan, files: Sequence[Path] = ()) -> None:
+        """files: those that the plan was made of; reading them when they have changed since is refused."""
         self._plan = plan
         self.has_vision = plan.has_vision
+        self._marks = {file: _mark(file) for file in files}
 
     def device_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
         """See `WeightSource.device_bytes`."""
@@ -126,12 +128,14 @@ class FolderWeights:
         *, take_experts: TakeExperts | None = None, on_host: Callable[[str], bool] = no_weight,
     ) -> dict[str, Weight]:  # fmt: skip
         """See `WeightSource.load`."""
+        self._require_unchanged()
         return load_weights(
             self._plan, device, dtype, dequantize=dequantize, progress=progress, cancel=cancel, take_experts=take_experts, on_host=on_host
         )
 
     def read_experts(self, layer: int, ids: Sequence[int], dtype: torch.dtype, dequantize: bool) -> ExpertWeights:
         """See `WeightSource.read_experts`."""
+        self._require_unchanged()
         return load_experts(self._plan, layer, ids, dtype, dequantize)
 
     def quantized(self, bits: int, config: TextConfig, tokenizer: Tokenizer, cache: bool) -> QuantizedExperts:
@@ -141,6 +145,21 @@ class FolderWeights:
         return QuantizedExperts(self._plan, bits, config, tokenizer, cache=cache)
 
 
+    def _require_unchanged(self) -> None:
+        for file, mark in self._marks.items():
+            if _mark(file) != mark:
+                raise CheckpointError(f"{file}: changed or gone since the checkpoint was opened. Restore it, or open the checkpoint again.")
+
+
+def _mark(file: Path) -> tuple[int, int] | None:
+    """Size and time of a file; None where it cannot be asked."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
 def parts_of_folder(folder: str | Path) -> EngineParts:
     """Configuration, tensor table, tokenizer, template and picture processor of a checkpoint folder; no weight is read.
 
@@ -148,7 +167,8 @@ def parts_of_folder(folder: str | Path) -> EngineParts:
     """
     folder = Path(folder)
     config = ModelConfig.from_folder(folder)
-    plan = build_plan(CheckpointIndex.open(folder), config)
+    index = CheckpointIndex.open(folder)
+    plan = build_plan(index, config)
     tokenizer = Tokenizer.from_folder(folder)
     if min(config.eos_token_ids) >= tokenizer.size:
         raise CheckpointError(
@@ -159,7 +179,7 @@ def parts_of_folder(folder: str | Path) -> EngineParts:
         name=folder.name or folder.resolve().name,
         identity=str(folder.resolve()),
         config=config,
-        weights=FolderWeights(plan),
+        weights=FolderWeights(plan, index.files),
         tokenizer=tokenizer,
         template=ChatTemplate.from_folder(folder),
         processor=_processor_of(folder, config.vision),

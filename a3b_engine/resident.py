@@ -19,7 +19,7 @@ from .model.vision import VisionModel
 from .options import EngineOptions
 from .parts import EngineParts
 from .runtime.budget import Budget, Division
-from .runtime.place import working_on
+from .runtime.place import without_autograd, working_on
 from .runtime.report import memory_report, size
 from .runtime.runner import Runner
 from .runtime.vision_graph import VisionRunner
@@ -99,7 +99,7 @@ class ResidentModel:
     def experts_may_shrink(self) -> bool:
         """Whether another `expert_format` would make the weights smaller."""
         shapes = self._residence.shapes
-        return self.expert_format == "stored" and shapes is not None and not isinstance(shapes.gate, PackedWeight)
+        return self.expert_format == "stored" and (shapes is None or not isinstance(shapes.gate, PackedWeight))
 
     @property
     def loaded_bytes(self) -> int:
@@ -115,7 +115,7 @@ class ResidentModel:
         what an answer needs; `vram_budget` holds as well. Raises `MemoryBudgetError` where not even the fewest experts fit.
         After any exception nothing is left on the device.
         """
-        with self._lock, torch.no_grad():
+        with self._lock, without_autograd():
             if self.is_loaded:
                 return
             if self._unload_behind is not None:
@@ -155,7 +155,7 @@ class ResidentModel:
         self._unload(False)
 
     def _unload(self, park: bool) -> None:
-        with self._lock:
+        with self._lock, without_autograd():
             busy = self._runner is not None and self._runner.is_busy
             if self._runner is not None:
                 self._runner.release()
@@ -204,7 +204,7 @@ class ResidentModel:
 
     def shrink(self, wanted: float) -> int:
         """The last part of `release`: experts alone."""
-        with self._lock, torch.no_grad():
+        with self._lock, without_autograd():
             freed = self._residence.shrink(wanted)
             if freed and self.device.type == "cuda":
                 torch.cuda.empty_cache()
@@ -212,7 +212,7 @@ class ResidentModel:
 
     def grow(self, room: float = math.inf) -> int:
         """Take up to `room` more bytes of the device for experts, within `vram_budget`. Returns the bytes."""
-        with self._lock, torch.no_grad():
+        with self._lock, without_autograd():
             return self._residence.grow(min(room, self.most_bytes - self.loaded_bytes))
 
     def memory(self) -> dict[str, int]:

@@ -107,8 +107,9 @@ class PinnedArena:
         with self._changed:
             self._wanted = count - len(self._free)
             if self._wanted > 0 and self._worker is None:
-                self._worker = threading.Thread(target=self._work, name="a3b-pinned", daemon=True)
-                self._worker.start()
+                worker = threading.Thread(target=self._work, name="a3b-pinned", daemon=True)
+                worker.start()  # it may be refused: then nobody waits for it
+                self._worker = worker
 
     def give_back(self, record: Record) -> None:
         """Let the next `take` have it. Its memory stays pinned."""

@@ -46,6 +46,8 @@ class Residence:
         except CheckpointError as reason:  # layers in different formats: no slot would fit them all
             log.info("experts stay on the device as a whole: %s", reason)
         count = text.num_hidden_layers * text.num_experts
+        if self._layout is None:  # nothing can wait elsewhere
+            tiers = {**tiers, "rest": tiers["rest"] + tiers["embedding"] + tiers["vision"], "embedding": 0, "vision": 0}
         self.sizes = Sizes(
             rest=tiers["rest"], embedding=tiers["embedding"], vision=tiers["vision"],
             record=-(-tiers["experts"] // count) if self._layout is None else self._layout.nbytes,

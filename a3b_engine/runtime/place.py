@@ -15,6 +15,14 @@ NARROW = 1024
 
 
 @contextmanager
+def without_autograd() -> Iterator[None]:
+    """No gradients, and ordinary tensors, whatever mode the caller is in: ComfyUI runs nodes in inference mode and its unload buttons
+    outside of it, where tensors of inference mode cannot be written."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextmanager
 def working_on(device: torch.device, hidden_size: int) -> Iterator[None]:
     """Settings of the thread and the process while a model of that width works on a device; the host's come back in any case.
 

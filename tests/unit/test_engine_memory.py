@@ -3,6 +3,7 @@
 On a CPU a budget makes the engine keep its experts in slots too, in plain PyTorch.
 """
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from engine_samples import GREEDY, picture
 
 from a3b_engine import Engine, Prompt
-from a3b_engine.errors import ConfigError, MemoryBudgetError
+from a3b_engine.errors import CheckpointError, ConfigError, MemoryBudgetError
 
 AMPLE = 10**12
 LONG = Prompt(system="You draw comics. " * 12, user="Tell me a story about a fox. " * 6)
@@ -187,4 +188,61 @@ def test_an_expert_that_cannot_be_read_once_spoils_no_later_answer(random_checkp
             mine.generate(LONG, GREEDY)
         monkeypatch.setattr(type(homes), "bring", bring)
         assert mine.generate(LONG, GREEDY).text == expected
+    mine.close()
+
+
+@pytest.mark.parametrize("inside_first", [True, False])
+def test_nodes_run_in_inference_mode_and_unload_buttons_do_not(random_checkpoint, engine, inside_first):
+    expected = engine.generate(LONG, GREEDY).text
+    mine = Engine.open(random_checkpoint, context=1024, vram_budget=AMPLE, park=True)
+
+    def use(inside):
+        with torch.inference_mode(inside):
+            mine.load_weights()
+            assert mine.generate(LONG, GREEDY).text == expected
+            assert mine.encode_image(picture(), size=64)
+
+    def move(inside):
+        with torch.inference_mode(inside):
+            assert mine.release(mine.cached_bytes + 1) > 0
+        use(not inside)
+        with torch.inference_mode(inside):
+            assert mine.grow() > 0
+            mine.unload_weights()
+            assert mine.memory()["host_pageable"] > 0
+
+    use(inside_first)
+    move(not inside_first)
+    use(not inside_first)
+    mine.close()
+
+
+def test_files_that_change_behind_an_open_engine_are_not_read(random_checkpoint, tmp_path):
+    folder = shutil.copytree(random_checkpoint, tmp_path / "copy")
+    mine = Engine.open(folder, context=1024)
+    mine.load_weights()
+    mine.unload_weights()
+    file = next(iter(sorted(folder.glob("*.safetensors"))))
+    file.write_bytes(file.read_bytes() + b" ")
+    with pytest.raises(CheckpointError, match="changed or gone since"):
+        mine.load_weights()
+    assert mine.memory()["total"] == 0
+
+
+def test_experts_that_fit_no_slot_are_budgeted_as_a_whole(random_checkpoint, monkeypatch):
+    """Layers in different formats: everything is on the device or nothing."""
+    from a3b_engine.parts import FolderWeights
+
+    def differ(self, *args):
+        raise CheckpointError("layers differ")
+
+    monkeypatch.setattr(FolderWeights, "expert_shapes", differ)
+    mine = Engine.open(random_checkpoint, context=1024, vram_budget=AMPLE)
+    assert mine.smallest_bytes == mine.weight_bytes == mine.most_bytes
+    least = mine.least_bytes
+    with pytest.raises(MemoryBudgetError):
+        Engine.open(random_checkpoint, context=1024, vram_budget=least - 1)
+    mine = Engine.load(random_checkpoint, context=1024, vram_budget=least)
+    assert mine.loaded_bytes == mine.weight_bytes and mine.generate(LONG, GREEDY).text and mine.memory()["total"] <= least
+    assert mine.shrink(10**9) == mine.grow() == 0
     mine.close()
