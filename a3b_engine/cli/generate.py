@@ -24,7 +24,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     shape.add_argument("--schema", type=Path, metavar="FILE", help="JSON schema the answer must follow")
     shape.add_argument("--comic", type=int, metavar="N", help="answer with a comic script of N panels")
     shape.add_argument("--regex", metavar="RE", help="regular expression the answer must match")
-    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="rounds of dialogue with --comic (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds of dialogue with --comic (default %(default)s)")
     parser.add_argument("--thinking", action="store_true", help="let the model think first")
     parser.add_argument("--thinking-budget", type=int, metavar="N", help="close the thinking after N tokens")
     parser.add_argument("--max-new-tokens", type=int, metavar="N", help="limit of the answer (default 4096 with --comic or --schema, else 1024)")

@@ -47,6 +47,11 @@ class Homes:
         """Experts with a place in pinned RAM."""
         return sum(len(layer) for layer in self._pinned)
 
+    @property
+    def has_all(self) -> bool:
+        """Whether every expert stands in RAM."""
+        return all(len(pinned.keys() | plain.keys()) == self._experts for pinned, plain in zip(self._pinned, self._plain))
+
     def in_plain_ram(self) -> torch.Tensor:
         """bool [layers, E]: which experts stand in ordinary RAM."""
         table = torch.zeros((self._layers, self._experts), dtype=torch.bool)

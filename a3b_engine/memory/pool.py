@@ -161,7 +161,7 @@ class SlotPool:
     def remove_rows(self, count: int) -> int:
         """Give back `count` rows, and with them the experts that were not asked for the longest. Returns the bytes."""
         present = [slot for slot, row in enumerate(self._rows) if row is not None]
-        leaving = present[max(0, len(present) - count) :]
+        leaving = present[max(0, len(present) - max(0, count)) :]
         staying = present[: len(present) - len(leaving)]
         if not leaving:
             return 0

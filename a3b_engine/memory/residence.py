@@ -126,7 +126,10 @@ class Residence:
 
     def _bring(self, placement: Placement, room: float, progress: Progress | None, cancel: Callable[[], object] | None) -> None:
         sizes = self.sizes
-        parked = bool(self._parked)
+        parked = bool(self._parked) and self._homes is not None and self._homes.has_all
+        if self._parked and not parked:
+            log.info("RAM was too short to keep all experts; they are read again")
+            self._parked = {}
         if self._homes is None:
             self._homes = Homes(self._layout, sizes.layers, sizes.experts, self._device, self._read)
         self.pool = pool = SlotPool(self.shapes, sizes.layers, sizes.top_k, self._device, self._homes)
@@ -147,7 +150,11 @@ class Residence:
                 take_experts=pool.take_in, on_host=lambda name: self._on_host(name, placement),
             )  # fmt: skip
             pool.settle()
-            self._pin(placement)
+        asked, placement = placement, self._pin(placement)
+        if placement.embedding and not asked.embedding:  # what it takes is taken from the experts
+            rows = max(sizes.fewest_rows, placement.rows - -(-sizes.embedding // sizes.row))
+            pool.remove_rows(pool.rows - rows)
+            placement = replace(placement, rows=rows)
         if pool.add_rows(placement.rows - pool.rows):
             pool.fill()
         if pool.rows < sizes.fewest_rows:
@@ -175,10 +182,11 @@ class Residence:
     def _placed(self, name: str, weight: Any, placement: Placement) -> Any:
         return weight if self._on_host(name, placement) else weight.to(self._device, non_blocking=True)
 
-    def _pin(self, placement: Placement) -> None:
-        """What stays in RAM, into pinned RAM: the device reads embedding rows there, and the vision tower comes faster."""
+    def _pin(self, placement: Placement) -> Placement:
+        """What stays in RAM, into pinned RAM: the device reads embedding rows there, and the vision tower comes faster. Where there is
+        none for the embedding, it goes to the device. Returns what is where then."""
         for names in ([EMBEDDING], [name for name in self.weights if name.startswith(VISION)]):
-            names = [name for name in names if self._on_host(name, placement)]
+            names = [name for name in names if self._on_host(name, placement) and name not in self._in_arenas]
             dense = [name for name in names if isinstance(self.weights[name], torch.Tensor)]
             if not dense or self._device.type == "cpu":
                 continue
@@ -190,6 +198,7 @@ class Residence:
                 log.info("%s", problem)
                 if EMBEDDING in names:  # the device cannot read it where it is
                     self.weights[EMBEDDING] = self.weights[EMBEDDING].to(self._device)
+                    placement = replace(placement, embedding=True)
                 continue
             self._host.append(arena)
             for name, nbytes in zip(dense, sizes):
@@ -198,6 +207,9 @@ class Residence:
                 place.copy_(weight)
                 self.weights[name], at = place, at + nbytes
                 self._in_arenas.add(name)
+                if name in self._parked:
+                    self._parked[name] = place
+        return placement
 
     # More and less
 

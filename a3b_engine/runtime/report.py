@@ -50,10 +50,10 @@ def memory_report(engine: Engine) -> str:
 
 
 def _plan(engine: Engine) -> list[str]:
-    whole, least = engine.weight_bytes, engine.smallest_bytes
+    whole, least = engine.weight_bytes, engine.least_bytes
     lines = [
         f"{engine.name} is not loaded; it is when a node first needs it.",
-        f"Weights: {size(whole)} when all of them are on {engine.device}, at least {size(least)}.",
+        f"Weights: {size(whole)} when all of them are on {engine.device}. It runs from {size(least)} on, all included, with a context of {engine.context}.",
     ]
     if engine.vram_budget is not None and engine.most_bytes < whole:
         lines.append(f"vram_gb = {engine.vram_budget / 1e9:g}: {size(engine.most_bytes)} of them will be; other experts wait in RAM and are fetched.")

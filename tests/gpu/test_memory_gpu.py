@@ -153,3 +153,15 @@ def test_growing_and_shrinking_records_no_new_graph(parts, expected):
         assert engine.generate(PROMPT, GREEDY).text == expected[0]
         assert engine._runner._buffers.step._graphs == graphs
     engine.close()
+
+
+def test_a_parked_whole_comes_back_in_part(parts, expected):
+    """The embedding, which was on the card, comes back to pinned memory, where kernels read it."""
+    engine = engine_with(parts, park=True)
+    assert engine.generate(PROMPT, GREEDY).text == expected[0]
+    for room in (engine.least_room, float("inf"), engine.least_room + GB // 2):
+        engine.unload_weights()
+        engine.load_weights(room=room)
+        assert engine.generate(PROMPT, GREEDY).text == expected[0]
+        assert torch.allclose(engine.encode_image(picture())[0].features.float(), expected[1].float(), atol=0.02, rtol=0.02)
+    engine.close()

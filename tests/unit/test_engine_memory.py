@@ -134,7 +134,7 @@ def test_the_report_says_what_is_where_and_what_would_help(random_checkpoint, pa
     report = part.memory_report()
     assert "experts" in report and "%" in report and "expert_format" in report and "ordinary RAM" in report
     closed = Engine.open(random_checkpoint, context=1024)
-    assert "not loaded" in closed.memory_report() and "at least" in closed.memory_report()
+    assert "not loaded" in closed.memory_report() and "runs from" in closed.memory_report()
 
 
 def test_what_comes_to_the_device_is_what_was_announced(random_checkpoint, least):
@@ -245,4 +245,21 @@ def test_experts_that_fit_no_slot_are_budgeted_as_a_whole(random_checkpoint, mon
     mine = Engine.load(random_checkpoint, context=1024, vram_budget=least)
     assert mine.loaded_bytes == mine.weight_bytes and mine.generate(LONG, GREEDY).text and mine.memory()["total"] <= least
     assert mine.shrink(10**9) == mine.grow() == 0
+    mine.close()
+
+
+def test_parking_without_enough_ram_reads_the_files_again(random_checkpoint, engine, least, monkeypatch):
+    from a3b_engine.memory import homes
+
+    def refuse(self):
+        raise homes.PinnedMemoryError("no pinned RAM in this test")
+
+    monkeypatch.setattr(homes.PinnedArena, "take", refuse)
+    mine = Engine.load(random_checkpoint, context=1024, vram_budget=least, park=True)
+    expected = engine.generate(LONG, GREEDY).text
+    for _ in range(2):
+        assert mine.generate(LONG, GREEDY).text == expected
+        mine.unload_weights()
+        mine.load_weights()
+    assert mine.generate(LONG, GREEDY).text == expected
     mine.close()
