@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..a3b_engine.errors import MemoryBudgetError
+from ..a3b_engine.runtime.report import size
 from . import host
 from .memory_advice import GB, levers
 
@@ -137,9 +138,9 @@ class EnginePatcher:
         total, reserved = host.total_memory(self.load_device), host.reserved_memory(self.load_device)
         helps = "; ".join(levers(engine, handle, engine.smallest_bytes))
         return (
-            f"{engine.name} needs at least {engine.least_bytes / GB:.1f} GB on {self.load_device}: {engine.smallest_bytes / GB:.1f} GB of its "
-            f"{engine.weight_bytes / GB:.1f} GB of weights, the rest to work in. Of {total / GB:.1f} GB there, other programs and models "
-            f"that ComfyUI cannot move leave {max(0, free) / GB:.1f} GB ({reserved / GB:.1f} GB are kept free). What helps: "
+            f"{engine.name} needs at least {size(engine.least_bytes)} on {self.load_device}: {size(engine.smallest_bytes)} of its "
+            f"{size(engine.weight_bytes)} of weights, the rest to work in. Of {size(total)} there, other programs and models "
+            f"that ComfyUI cannot move leave {size(max(0, free))} ({size(reserved)} are kept free). What helps: "
             f"{helps + '; ' if helps else ''}closing what else uses the device; another device on Load A3B Model"
         )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import traceback
 from collections.abc import Iterator
 from functools import lru_cache
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 
 from ..a3b_engine.engine import Engine
-from ..a3b_engine.errors import A3BError, CheckpointError, MemoryBudgetError, NotLoadedError
+from ..a3b_engine.errors import A3BError, CheckpointError, ConfigError, MemoryBudgetError, NotLoadedError
 from . import host, memory_advice
 from .memory_advice import GB
 from .patcher import LOCK, patcher_class
@@ -53,13 +54,20 @@ class Resident:
 _residents: dict[ModelHandle, Resident] = {}
 
 
+def _budget(vram_gb: float) -> int | None:
+    """Bytes; None for 0. What a workflow from elsewhere says is not trusted to be a number."""
+    if not isinstance(vram_gb, (int, float)) or not 0 <= vram_gb < math.inf:
+        raise ConfigError(f"vram_gb: found {vram_gb!r}, expected 0 (ComfyUI decides) or a number of GB")
+    return int(vram_gb * GB) or None
+
+
 def _open_engine(handle: ModelHandle) -> Engine:
     return Engine.open(
         Path(handle.path),
         device=handle.device,
         dtype=handle.dtype,
         expert_format=handle.expert_format,
-        vram_budget=int(handle.vram_gb * GB) or None,
+        vram_budget=_budget(handle.vram_gb),
         context=handle.context,
         park=handle.keep_in_ram,
         cache_experts=handle.cache_experts,

@@ -179,3 +179,10 @@ def test_encoding_asks_for_what_seeing_takes(comfy, engine_class):
     model, _ = load(comfy)
     run("A3BEncodeImage", model=model, image=torch.zeros(1, 8, 8, 3), size=384, fit="crop")
     assert comfy.memory_requests == [77 * GB]
+
+
+@pytest.mark.parametrize("vram_gb", [float("nan"), float("inf"), -1.0, "12"])
+def test_a_cap_that_is_no_number_is_named(vram_gb):
+    with pytest.raises(errors.ConfigError, match="vram_gb: found"):
+        residency._budget(vram_gb)
+    assert residency._budget(0.0) is None and residency._budget(1.5) == 1_500_000_000
