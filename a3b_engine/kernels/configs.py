@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 
 from .support import Target
 
+TABLE_COLUMNS = 12  # of a row of expert_table.ExpertTable
+
 
 @dataclass(frozen=True)
 class TileConfig:

@@ -15,10 +15,9 @@ from typing import Callable, NamedTuple, Sequence
 
 import torch
 
-from .configs import next_power_of_two
+from .configs import TABLE_COLUMNS, next_power_of_two
 from .support import Target, UnsupportedByKernel, self_test
 
-TABLE_COLUMNS = 12  # of a row of expert_table.ExpertTable
 LONG_AGO = 1 << 20  # steps: of slots not used for longer than that, none is older than the others
 _AT_ONCE = 16  # records that a launch of `Fetch` works on at the same time
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Sequence
 
@@ -73,7 +74,7 @@ def readable(weight: Weight, form: CodeFormat) -> torch.Tensor:
     return data.view(torch.uint8) if form.name.endswith("_bytes") else data
 
 
-class Product:
+class Product(ABC):
     """What plans of matrix-vector products share: one to four matrices [n_i, K], then a tail of up to two dense ones, times one vector.
 
     norm: float32 [K], a zero-centred RMS norm of x (model.linear.rms_norm) done on the way, unrounded. A plan keeps the
@@ -85,8 +86,9 @@ class Product:
         self.matrices, self.tail, self.norm, self.eps = list(matrices), list(tail), norm, eps
         self.rows, self.columns = sum(matrix.shape[0] for matrix in (*matrices, *tail)), matrices[0].shape[-1]
 
+    @abstractmethod
     def __call__(self, x: torch.Tensor, out: torch.Tensor, residual: torch.Tensor | None = None) -> None:
-        raise NotImplementedError
+        """x [K] -> out [rows], see above."""
 
     @property
     def nbytes(self) -> int:

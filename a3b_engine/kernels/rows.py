@@ -11,7 +11,9 @@ it before it waits for the vector. One that has several keeps the vector in regi
 import triton
 import triton.language as tl
 
-TABLE_COLUMNS = tl.constexpr(12)  # of a row of expert_table.ExpertTable
+from .configs import TABLE_COLUMNS as _TABLE_COLUMNS
+
+TABLE_COLUMNS = tl.constexpr(_TABLE_COLUMNS)
 
 
 @triton.jit

@@ -12,6 +12,7 @@ from typing import Sequence
 
 import torch
 
+from ..kernels.configs import TABLE_COLUMNS
 from ..kernels.expert_slots import LayerTables, take_slots_reference
 from ..model.moe import ExpertWeights
 from .homes import Homes
@@ -37,7 +38,7 @@ class SlotPool:
 
         self._slots, self._home, self._stamp = table(layers, count), table(layers, count), table(layers, count)
         self._occupant, self._slot_of = (table(layers, count, fill=-1, dtype=torch.int32) for _ in range(2))
-        self._pointers, self._counts, self._clock = table(layers, count + 1, 12), table(layers, 2), table(1)
+        self._pointers, self._counts, self._clock = table(layers, count + 1, TABLE_COLUMNS), table(layers, 2), table(1)
         self._host_serves, self._offsets = table(1, dtype=torch.int32), torch.tensor(self.layout.offsets, dtype=torch.int64, device=device)
         self.tables = [
             LayerTables(
@@ -302,7 +303,7 @@ class SlotPool:
         base = torch.tensor([0 if row is None else row.data_ptr() for row in self._rows], dtype=torch.int64)
         slots = base + torch.arange(self.layers)[:, None] * self.layout.nbytes
         slots[:, base == 0] = 0
-        pointers = torch.zeros((self.layers, self.experts, 12), dtype=torch.int64)
+        pointers = torch.zeros((self.layers, self.experts, TABLE_COLUMNS), dtype=torch.int64)
         pointers[layer, expert] = slots[layer, slot][:, None] + torch.tensor(self.layout.offsets)
         home = self.homes.addresses()
         outside = torch.ones((self.layers, self.experts), dtype=torch.bool)

@@ -21,6 +21,18 @@ def random_checkpoint(repository, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(params=[False, True], ids=["whole", "pieces"])
+def pieces(request, monkeypatch):
+    """Checkpoints once as they are, once with reads of 700 bytes, which split every tensor."""
+    from a3b_engine.checkpoint import pipeline, reader
+
+    if request.param:
+        for module in (pipeline, reader):
+            monkeypatch.setattr(module, "CHUNK_BYTES", 700)
+        monkeypatch.setattr(pipeline, "_DIRECT_BYTES", 300)
+        monkeypatch.setattr(pipeline, "_GAP_BYTES", 50)
+
+
 @pytest.fixture(scope="session")
 def engine(random_checkpoint):
     """The checkpoint loaded. A test that unloads it loads it again."""

@@ -8,7 +8,7 @@ from checkpoint_samples import canonical_weights, load, official_weights, plan_o
 from packed_samples import DECLARED_BY_SCHEME, packed_checkpoint
 
 from a3b_engine.bench.weights import RandomWeights, RecordedWeights
-from a3b_engine.checkpoint import pipeline, reader
+from a3b_engine.checkpoint import reader
 from a3b_engine.checkpoint.experts import expert_shapes
 from a3b_engine.checkpoint.names import is_expert_stack, stack_names
 from a3b_engine.checkpoint.packed import PackedWeight
@@ -25,16 +25,6 @@ FORMS = ["bf16", "bf16 fused", "fp32", "fp8", "fp8 fused", "fp8 tensor", "int4 o
 @pytest.fixture(autouse=True)
 def short_calibration(monkeypatch):
     monkeypatch.setattr("a3b_engine.checkpoint.quantize.convert.TOKENS", 64)
-
-
-@pytest.fixture(params=[False, True], ids=["whole", "pieces"])
-def pieces(request, monkeypatch):
-    """Once as it is, once with reads of 700 bytes, which split every tensor."""
-    if request.param:
-        for module in (pipeline, reader):
-            monkeypatch.setattr(module, "CHUNK_BYTES", 700)
-        monkeypatch.setattr(pipeline, "_DIRECT_BYTES", 300)
-        monkeypatch.setattr(pipeline, "_GAP_BYTES", 50)
 
 
 def source_of(form, folder, random_checkpoint) -> FolderWeights:

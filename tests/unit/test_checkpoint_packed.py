@@ -20,7 +20,6 @@ from packed_samples import (
     stored_parts,
 )
 
-from a3b_engine.checkpoint import pipeline, reader
 from a3b_engine.checkpoint.packed import PackedWeight, pack_codes, unpack_codes
 from a3b_engine.checkpoint.reader import LoadCancelled
 from a3b_engine.checkpoint.repack import PLACE
@@ -29,16 +28,6 @@ from a3b_engine.errors import UnsupportedFormatError
 from a3b_engine.model.linear import dense
 
 NAME = "layers.1.self_attn.q_proj.weight"
-
-
-@pytest.fixture(params=[False, True], ids=["whole", "pieces"])
-def pieces(request, monkeypatch):
-    """Once as it is, once with reads of 700 bytes, which split every tensor."""
-    if request.param:
-        for module in (pipeline, reader):
-            monkeypatch.setattr(module, "CHUNK_BYTES", 700)
-        monkeypatch.setattr(pipeline, "_DIRECT_BYTES", 300)
-        monkeypatch.setattr(pipeline, "_GAP_BYTES", 50)
 
 
 # Against the libraries

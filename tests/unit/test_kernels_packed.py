@@ -1,12 +1,9 @@
 """The kernels for packed weights: numbers under Triton's interpreter, code for every architecture."""
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from compiling import report_of
 from interpreted import needs_triton, run_cases
 
 
@@ -35,13 +32,7 @@ def test_code_of_the_matrix_units_lane_by_lane():
 def test_code_for_every_architecture():
     """The kinds of packed weights at the 35B sizes; a thread spills four registers at most; codes of four bits are read 8 bytes (NVFP4) or more at a time; from sm_90 on
     the matrix units' are asked for before the wait wherever they do not depend on the router."""
-    script = Path(__file__).with_name("compiled_packed_kernels.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), "80", "86", "89", "90", "120"]
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=600)
-    assert done.returncode == 0, done.stderr[-4000:]
-    report = json.loads(done.stdout)
-    assert sorted(report) == ["120", "80", "86", "89", "90"]
+    report = report_of("compiled_packed_kernels.py")
     for architecture, kernels in report.items():
         for name, facts in kernels.items():
             where = f"{name} on sm_{architecture}"

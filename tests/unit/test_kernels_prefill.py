@@ -1,12 +1,9 @@
 """Kernels of many tokens: numbers against the model, code for every architecture."""
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from compiling import report_of
 from interpreted import needs_triton, run_cases
 
 
@@ -21,14 +18,9 @@ def test_code_for_every_architecture():
     """At the 35B sizes shared memory fits every card, next to nothing spills (the delta rule's two kernels apart, which hold several
     64 x 64 matrices), and what is loaded ahead is copied in pieces of 8 bytes and more; on sm_90 products of weights are warpgroup
     instructions."""
-    script = Path(__file__).with_name("compiled_prefill_kernels.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, script, "80", "86", "89", "90", "120"], env=environment, capture_output=True, text=True, encoding="utf-8", timeout=900
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    report = report_of("compiled_prefill_kernels.py")
     room = {"80": 163, "86": 99, "89": 99, "90": 227, "120": 99}  # KiB a program may take
-    for architecture, kernels in json.loads(done.stdout).items():
+    for architecture, kernels in report.items():
         names = {name.split()[0] for name in kernels}
         assert len(names) == 14, names
         for name, found in kernels.items():

@@ -1,14 +1,11 @@
 """Expert slots: kernels against their references, code for every architecture, and the references without Triton."""
 
-import json
-import os
 import random
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from compiling import report_of
 from interpreted import needs_triton, run_cases
 
 from a3b_engine.kernels.expert_slots import LONG_AGO, LayerTables, take_slots_reference, visit_reference
@@ -24,13 +21,7 @@ def test_slot_kernels_under_the_interpreter():
 def test_code_for_every_architecture():
     """At the 35B sizes nothing spills; records go in pieces of 16 bytes; the choice of slots is made by one warp without shared
     memory; from sm_90 on every kernel waits before it lets the next one start, which the experts' kernels rest on."""
-    script = Path(__file__).with_name("compiled_expert_slots.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), "80", "86", "89", "90", "120"]
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    report = json.loads(done.stdout)
-    assert sorted(report) == ["120", "80", "86", "89", "90"]
+    report = report_of("compiled_expert_slots.py")
     for architecture, kernels in report.items():
         assert sorted(kernels) == ["fetch_kernel", "mark_kernel", "take_slots_kernel", "visit_kernel"]
         for name, facts in kernels.items():

@@ -1,12 +1,9 @@
 """Norm, attention, DeltaNet and sampler kernels of the decode step: numbers against the model, code for every architecture."""
 
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from compiling import report_of
 from interpreted import needs_triton, run_cases
 
 
@@ -21,13 +18,7 @@ def test_code_for_every_architecture():
     """At the 35B sizes nothing spills but four registers of attention where it holds most (sine and cosine of large angles
     keep 32 bytes), shared memory fits two programs of a multiprocessor, one on sm_90, and the scores, which must be
     bit-equal to the CPU's, are made without fused multiply-adds."""
-    script = Path(__file__).with_name("compiled_state_kernels.py")
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(script), "80", "86", "89", "90", "120"]
-    done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    report = json.loads(done.stdout)
-    assert sorted(report) == ["120", "80", "86", "89", "90"]
+    report = report_of("compiled_state_kernels.py")
     for architecture, kernels in report.items():
         assert len(kernels) == 10
         for name, facts in kernels.items():
