@@ -7,13 +7,12 @@ from typing import Annotated, Any
 
 from ..a3b_engine.errors import PromptError
 from ..a3b_engine.prompt import Prompt, build_messages
-from ..a3b_engine.script.presets import JOBS, PRESETS, choose_form
+from ..a3b_engine.script.instructions import LANGUAGES, NO_PRESET, PRESET_NAMES, form_of, system_text
+from ..a3b_engine.script.presets import choose_form
 from .annotations import Choice, Flag, Output, Socket, Text, node
-from .instructions import LANGUAGES, form_of, preset_instructions
 from .sockets import A3B_IMAGES, A3B_PROMPT
 
 AS_ASKED = "as in the text"
-NO_PRESET = "none"
 
 
 @node(
@@ -41,7 +40,7 @@ def A3BBuildPrompt(
     preset: Annotated[
         str,
         Choice(
-            (NO_PRESET, *PRESETS, *JOBS),
+            PRESET_NAMES,
             optional=True,
             tooltip="Ready instructions. Comics: manga to children; Generate puts its own panels and rounds where {{panels}} "
             "and {{rounds}} stand in them. Plain jobs: describe or tags of the picture, enhance_image / enhance_video for a "
@@ -66,11 +65,8 @@ def A3BBuildPrompt(
     if not text.strip() and not images and (preset != NO_PRESET or not system.strip()):
         raise PromptError("text: is empty and no image is connected. Write a story or a question, or connect an image")
     chosen = None if language == AS_ASKED else language
-    instructions = [] if preset == NO_PRESET else [preset_instructions(preset, chosen, prompt_language)]
-    instructions += [system] if system.strip() else []
-    if chosen and preset == NO_PRESET:
-        instructions.append(f"Answer in {chosen}.")
-    prompt = Prompt(user=text, system="\n\n".join(instructions), images=tuple(images or ()), label_images=label_images, form=form_of(preset))
+    instructions = system_text(preset, system, chosen, prompt_language)
+    prompt = Prompt(user=text, system=instructions, images=tuple(images or ()), label_images=label_images, form=form_of(preset))
     return prompt, _preview(prompt)
 
 

@@ -8,13 +8,13 @@ from typing import Annotated
 
 from ..a3b_engine.prompt import Prompt
 from ..a3b_engine.sampling import SamplingParams
+from ..a3b_engine.sampling_presets import CUSTOM, PRESET_NAMES, SCRIPT, chosen_numbers, preset_table
 from ..a3b_engine.script.grammar import MAX_GRAMMAR_PANELS, MAX_GRAMMAR_ROUNDS
+from ..a3b_engine.script.instructions import with_choices
 from . import host, residency
 from .annotations import Choice, Flag, Float, Int, Output, Shown, Socket, Text, node
 from .answer_format import BY_PRESET, FORMATS, SHORT_SCRIPT, chosen_format, constraint, stop_texts
-from .instructions import with_choices
 from .memory_advice import held
-from .sampling_presets import CUSTOM, PRESET_NAMES, chosen_numbers, preset_table
 from .sockets import A3B_MODEL, A3B_PROMPT, ModelHandle
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def A3BGenerate(
             tooltip=f"Sampling numbers. {preset_table()}. {CUSTOM}: the seven widgets below. "
             "With any other choice the preset's numbers win over those widgets.",
         ),
-    ] = "script",
+    ] = SCRIPT,
     max_new_tokens: Annotated[
         int, Int(1, 32768, tooltip="Most tokens to write, thinking included. A four-panel script takes about 1500.")
     ] = 4096,
@@ -108,7 +108,7 @@ def A3BGenerate(
 ) -> tuple[
     Annotated[str, Output("STRING", "text", "The answer, without any reasoning.")],
     Annotated[str, Output("STRING", "thinking", "The reasoning; empty when thinking is off.")],
-    Annotated[str, Output("STRING", "stats", "JSON: why it ended, token counts, times, seed, sampling numbers, and what is where in memory.")],
+    Annotated[str, Output("STRING", "stats", "JSON: why it ended, token counts, times, seed, sampling numbers, and what was where in memory when the answer was done.")],
 ]:
     """Writes the answer. Cancel stops within a token; the model stays loaded for the next run.
 

@@ -116,7 +116,12 @@ def A3BLoadModel(
     Annotated[ModelHandle, Output(A3B_MODEL, "model", "The opened model. Weights are read when it is first used.")],
     Annotated[
         str,
-        Output("STRING", "memory", "What is where, why, and what would make it faster, as it was when this node ran. Connect it to Preview Any."),
+        Output(
+            "STRING",
+            "memory",
+            "A forecast, made when this node ran and kept by ComfyUI: what will be where, and what would make it faster. Connect it to "
+            "Preview Any. After every answer the stats of Generate say what really is where.",
+        ),
     ],
 ]:
     """Opens a Qwen3.5-35B-A3B checkpoint. Its files are checked here; the weights are read on first use, stay on the

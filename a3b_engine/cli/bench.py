@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import ConfigError, MemoryBudgetError
-from .console import CUT, print_json
+from .console import CUT, note, print_json, say
 
 if TYPE_CHECKING:
     from ..bench.measure import BenchSettings
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from ..options import EngineOptions
 
 PUBLISHED_LAYERS = 40
-JSON_FOLLOWS = "The same and all details as one JSON object, for scripts (--json: this alone):"
 _DESCRIPTION = """\
-Time the engine and print a table, then one JSON object. Without --model it makes random weights in the full
+Time the engine and print a table (--json: all details as one JSON object). Without --model it makes random weights in the full
 Qwen3.5-35B-A3B shape on the device (no files needed, a card with 40 GB): they run the same operations on the same bytes as
 real ones, so speed and memory hold, the words do not.
 """
@@ -49,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser.add_argument("--device", default="cuda:0", help="cuda:0, ..., or cpu (default %(default)s)")
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="runs of each figure; the median counts (default %(default)s)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights, texts and answers (default %(default)s)")
-    parser.add_argument("--json", action="store_true", help="print the JSON object alone")
+    parser.add_argument("--json", action="store_true", help="print one JSON object with all details instead of the table")
 
 
 def run(options: argparse.Namespace, shape: ModelShape | None = None) -> int:
@@ -77,10 +76,7 @@ def run(options: argparse.Namespace, shape: ModelShape | None = None) -> int:
     report = Bench(parts, checked, settings, _say).run()
     report["model"] |= {"source": "random" if options.model is None else str(options.model), "format": options.format}
     report["model"]["whole"] = options.model is not None or (shape is None and options.layers == PUBLISHED_LAYERS)
-    if not options.json:
-        print(table(report))
-        print(f"\n{JSON_FOLLOWS}")
-    print_json(report)
+    _print(report, table, options.json)
     return 0
 
 
@@ -106,11 +102,16 @@ def _table6(options: argparse.Namespace, checked: EngineOptions) -> int:
     with files as from_files:
         settings = BenchSettings(prompt=options.prompt or BenchSettings.prompt, new=options.new, repeat=options.repeat, seed=options.seed)
         report = Table6(lambda form: made_up_parts(shape, options.seed, form), checked, settings, _say, from_files=from_files).run()
-    if not options.json:
-        print(goals_table(report))
-        print(f"\n{JSON_FOLLOWS}")
-    print_json(report)
+    _print(report, goals_table, options.json)
     return CUT if any("error" in run for run in report["runs"].values()) else 0
+
+
+def _print(report: dict[str, Any], as_table: Callable[[dict[str, Any]], str], as_json: bool) -> None:
+    """The report for people, or for scripts."""
+    if as_json:
+        print_json(report)
+    else:
+        say(as_table(report))
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -163,4 +164,4 @@ def _settings(options: argparse.Namespace, max_tokens: int) -> BenchSettings:
 
 
 def _say(line: str) -> None:
-    print(f"bench: {line}", file=sys.stderr, flush=True)
+    note(f"bench: {line}")

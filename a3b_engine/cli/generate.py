@@ -4,37 +4,54 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ImageError, MemoryBudgetError, PromptError
-from .console import CUT, print_json
+from ..prompt import Prompt, build_messages
+from ..sampling_presets import SCRIPT, chosen_numbers
+from ..script.instructions import LANGUAGES, NO_PRESET, PRESET_NAMES, form_of, system_text, with_choices
+from ..script.presets import PRESETS
+from .console import CUT, note, print_json, say
+
+USUAL_PANELS = 4  # as the widget of the Generate node
+COMIC_PRESET = "western"  # of --comic alone; the example workflow's
+# Sampling numbers where nothing is asked; a comic script takes those of the Generate node.
+_FREE = {
+    "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.0,
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0,
+}  # fmt: skip
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     parser = subparsers.add_parser("generate", help="write an answer", description="Write one answer; text goes to standard output as it appears.")
     parser.add_argument("--model", required=True, type=Path, metavar="DIR", help="checkpoint folder")
     parser.add_argument("--prompt", required=True, metavar="TEXT", help="user text; [[IMG]] or [[IMG:2]] places pictures; @FILE reads a UTF-8 file")
-    parser.add_argument("--system", default="", metavar="TEXT", help="system text; @FILE reads a UTF-8 file")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system text, after that of the preset; @FILE reads a UTF-8 file")
+    parser.add_argument(
+        "--preset", choices=PRESET_NAMES, metavar="NAME",
+        help=f"ready instructions, as in Build [[IMG]] Prompt: {', '.join(PRESET_NAMES)}; a comic ({' to '.join((*PRESETS,)[:: len(PRESETS) - 1])}) means --comic too"
+        f" (default: {COMIC_PRESET} with --comic and no --system, else {NO_PRESET})",
+    )  # fmt: skip
+    parser.add_argument("--language", choices=LANGUAGES, metavar="NAME", help=f"language of the answer, in a comic of captions and dialogue: {', '.join(LANGUAGES)} (default: that of the text)")
+    parser.add_argument("--prompt-language", choices=LANGUAGES, default="English", metavar="NAME", help="language of what an image model reads in a comic script (default %(default)s)")
     parser.add_argument("--image", action="append", default=[], type=Path, metavar="FILE", help="picture, may be repeated")
     parser.add_argument("--image-size", type=int, default=384, metavar="PX", help="encoder input size (default %(default)s)")
     parser.add_argument("--fit", default="keep", choices=("keep", "letterbox", "crop", "stretch"))
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--schema", type=Path, metavar="FILE", help="JSON schema the answer must follow")
-    shape.add_argument("--comic", type=int, metavar="N", help="answer with a comic script of N panels")
+    shape.add_argument("--comic", type=int, nargs="?", const=USUAL_PANELS, metavar="N", help="answer with a comic script of N panels (default %(const)s)")
     shape.add_argument("--regex", metavar="RE", help="regular expression the answer must match")
-    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="rounds of dialogue with --comic (default %(default)s)")
+    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="rows of dialogue in the whole comic script (default %(default)s)")
+    parser.add_argument("--short", action="store_true", help="a comic script with fewer fields, a quarter of the tokens")
     parser.add_argument("--thinking", action="store_true", help="let the model think first")
     parser.add_argument("--thinking-budget", type=int, metavar="N", help="close the thinking after N tokens")
-    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="limit of the answer (default 4096 with --comic or --schema, else 1024)")
-    parser.add_argument("--temperature", type=float, default=0.7, help="0 is greedy (default %(default)s)")
-    parser.add_argument("--top-p", type=float, default=0.8)
-    parser.add_argument("--top-k", type=int, default=20)
-    parser.add_argument("--min-p", type=float, default=0.0)
-    parser.add_argument("--presence-penalty", type=float, default=0.0)
-    parser.add_argument("--frequency-penalty", type=float, default=0.0)
-    parser.add_argument("--repetition-penalty", type=float, default=1.0)
+    parser.add_argument("--max-new-tokens", type=int, metavar="N", help="limit of the answer (default 4096 for a comic script or --schema, else 1024)")
+    script = chosen_numbers(SCRIPT, {})
+    for name, usual in _FREE.items():
+        other = "" if script[name] == usual else f"; {script[name]:g} for a comic script"
+        words = "0 is greedy " if name == "temperature" else ""
+        parser.add_argument(f"--{name.replace('_', '-')}", type=type(usual), metavar="N" if isinstance(usual, int) else "X", help=f"{words}(default {usual:g}{other})")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="0 to 2^64-1 (default %(default)s)")
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="text that ends the answer, may be repeated")
     parser.add_argument("--device", default="auto", help="cpu, cuda:0, ...; auto: the first CUDA card, else the CPU (default %(default)s)")
@@ -51,26 +68,20 @@ def run(options: argparse.Namespace) -> int:
     import torch
 
     from ..engine import Engine
-    from ..prompt import Prompt, build_messages
     from ..sampling import SamplingParams
 
+    panels, preset = _panels(options), _preset(options)
     schema = _read_text(options.schema) if options.schema else None
-    if options.comic is not None:
+    if panels is not None:
         from ..script.grammar import comic_json_schema
 
-        schema = comic_json_schema(options.comic, options.rounds)
+        schema = comic_json_schema(panels, options.rounds, brief=options.short)
     limit = options.max_new_tokens
     if limit is None:
         limit = 1024 if schema is None else 4096
     sampling = SamplingParams(
         max_new_tokens=limit,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        min_p=options.min_p,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
-        repetition_penalty=options.repetition_penalty,
+        **_numbers(options, script=panels is not None),
         seed=options.seed,
         stop=tuple(options.stop),
         thinking_budget=options.thinking_budget,
@@ -79,7 +90,7 @@ def run(options: argparse.Namespace) -> int:
         raise MemoryBudgetError(f"--vram-gb: found {options.vram_gb}, expected gigabytes, or 0 for no cap.")
     budget = math.ceil(options.vram_gb * 1e9) or None
     pictures = [_open_picture(path) for path in options.image]
-    prompt = Prompt(user=_text(options.prompt), system=_text(options.system), images=pictures)
+    prompt = _prompt(options, preset, panels, pictures)
     build_messages(prompt)  # wrong markers are said before gigabytes are read
     device = options.device
     if device == "auto":
@@ -93,8 +104,7 @@ def run(options: argparse.Namespace) -> int:
 
     def show(event) -> None:
         if not event.thinking:
-            sys.stdout.write(event.text)
-            sys.stdout.flush()
+            say(event.text, end="")
 
     answer = engine.generate(
         prompt, sampling, schema=schema, regex=options.regex, thinking=options.thinking, on_token=None if options.json else show
@@ -102,11 +112,38 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print_json({**answer.to_dict(), "model": engine.name, "memory": engine.memory()})
     else:
-        print()
+        say()
         timings = answer.timings
-        print(f"{answer.status} {timings.tokens_per_second:.1f} tokens/s, first token after {timings.time_to_first_token:.2f} s", file=sys.stderr)
+        note(f"{answer.status} {timings.tokens_per_second:.1f} tokens/s, first token after {timings.time_to_first_token:.2f} s")
     constrained = schema is not None or options.regex is not None
     return CUT if constrained and answer.finish_reason == "length" else 0
+
+
+def _panels(options: argparse.Namespace) -> int | None:
+    """Panels of a comic script; None where the answer is something else. A comic preset asks for one, as in the nodes."""
+    if options.comic is None and options.schema is None and options.regex is None and options.preset in PRESETS:
+        return USUAL_PANELS
+    return options.comic
+
+
+def _preset(options: argparse.Namespace) -> str:
+    if options.preset is None and options.comic is not None and not options.system:
+        return COMIC_PRESET
+    return options.preset or NO_PRESET
+
+
+def _prompt(options: argparse.Namespace, preset: str, panels: int | None, pictures: list) -> Prompt:
+    """The prompt that Build [[IMG]] Prompt and Generate make of the same choices."""
+    system = system_text(preset, _text(options.system), options.language, options.prompt_language)
+    prompt = Prompt(user=_text(options.prompt), system=system, images=pictures, form=form_of(preset))
+    return with_choices(prompt, panels or USUAL_PANELS, options.rounds, options.short)
+
+
+def _numbers(options: argparse.Namespace, script: bool) -> dict[str, float]:
+    """Sampling numbers: those that were given, the others as usual for a script or for free text."""
+    usual = chosen_numbers(SCRIPT, {}) if script else _FREE
+    given = {name: getattr(options, name) for name in usual}
+    return {name: usual[name] if value is None else value for name, value in given.items()}
 
 
 def _text(value: str) -> str:

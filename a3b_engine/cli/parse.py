@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
-from .console import fail, use_utf8
+from .console import fail, print_json, use_utf8
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         "partial": list(result.partial),
         "report": remarks + result.report,
     }
-    print(json.dumps(output, ensure_ascii=False, indent=None if options.json else 2))
+    print_json(output, indent=None if options.json else 2)
     return 0
 
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from ..errors import ConfigError
-from .console import print_json
+from .console import note, print_json, say
 
 _DESCRIPTION = """\
 Write a checkpoint folder with fewer bits. int4 and int3: the routed experts get 4 or 3 bits and a float16 scale for each group
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         progress.end()
         unfinished = options.target.with_name(options.target.name + UNFINISHED)
-        print(f"quantize: stopped. {unfinished} keeps what is finished: the same command goes on there; delete it to give up.", file=sys.stderr)
+        note(f"quantize: stopped. {unfinished} keeps what is finished: the same command goes on there; delete it to give up.")
         raise
     finally:
         progress.end()
@@ -57,9 +57,9 @@ def run(options: argparse.Namespace) -> int:
             {"folder": str(result.folder), "to": options.to, "weight_bytes": result.bytes, "files_resumed": result.resumed, "made": result.made, "seconds": round(seconds, 1)}
         )
     elif not result.made:
-        print(f"{result.folder} holds this result already")
+        say(f"{result.folder} holds this result already")
     else:
-        print(f"{result.folder}: {result.bytes / 1e9:.2f} GB of weights, {seconds:.0f} s")
+        say(f"{result.folder}: {result.bytes / 1e9:.2f} GB of weights, {seconds:.0f} s")
     return 0
 
 
@@ -75,12 +75,12 @@ class _Progress:
         if sys.stderr.isatty():
             if now - self._at >= _SECONDS or done == total:
                 self._at, self._open = now, True
-                print(f"\rquantize: {done / 1e9:.1f} of {total / 1e9:.1f} GB", end="", file=sys.stderr, flush=True)
+                note(f"\rquantize: {done / 1e9:.1f} of {total / 1e9:.1f} GB", end="")
         elif tenths > self._shown:
             self._shown = tenths
-            print(f"quantize: {10 * tenths} %", file=sys.stderr, flush=True)
+            note(f"quantize: {10 * tenths} %")
 
     def end(self) -> None:
         if self._open:
             self._open = False
-            print(file=sys.stderr)
+            note()

@@ -194,7 +194,7 @@ def test_what_is_only_told_is_not_drawn():
 
 def test_system_texts_are_those_of_the_nodes():
     build = load_pack().NODE_CLASS_MAPPINGS["A3BBuildPrompt"]
-    with_choices = part("nodes.instructions").with_choices
+    with_choices = part("a3b_engine.script.instructions").with_choices
     node = build()
 
     def built(preset, choice):

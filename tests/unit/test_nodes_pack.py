@@ -115,13 +115,48 @@ def test_english_locale_is_what_the_tool_writes():
     assert make_locales.FILE.read_text(encoding="utf-8") == make_locales.content()
 
 
+HELP = {"en": ("## Inputs", "## Outputs"), "zh": ("## \u8f93\u5165", "## \u8f93\u51fa")}
+
+
+def help_section(node_id, language, heading):
+    page = ROOT / "web" / "docs" / (f"{node_id}.md" if language == "en" else f"{node_id}/zh.md")
+    _, _, rest = page.read_text(encoding="utf-8").partition(f"\n{heading}\n")
+    assert rest, f"{page} has no part {heading}"
+    return rest.partition("\n## ")[0]
+
+
+def label(node_id, name):
+    """The name of an input on a Chinese canvas, without what stands in brackets."""
+    definitions = json.loads((ROOT / "locales/zh/nodeDefs.json").read_text(encoding="utf-8"))
+    return definitions[node_id]["inputs"][name]["name"].partition("\uff08")[0]
+
+
+@pytest.mark.parametrize("language", HELP)
 @pytest.mark.parametrize("node_id", IDS)
-def test_help_pages_name_every_input_and_output(node_id):
-    docs = ROOT / "web" / "docs"
-    for page in (docs / f"{node_id}.md", docs / node_id / "zh.md"):
-        text = page.read_text(encoding="utf-8")
-        for name in (*NODES[node_id].MARKERS, *NODES[node_id].RETURN_NAMES):
-            assert f"`{name}`" in text or f"| {name} |" in text or f" {name} " in text, (page.name, name)
+def test_help_pages_have_a_row_for_every_input_and_name_every_output(node_id, language):
+    """Tooltips are short; the page is where a widget is explained. The Chinese one says which widget of the canvas it is."""
+    inputs, outputs = (help_section(node_id, language, heading) for heading in HELP[language])
+    rows = [line.split(" |")[0] for line in inputs.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(named) == sorted(NODES[node_id].MARKERS)
+    assert not [name for name in NODES[node_id].RETURN_NAMES if f"`{name}`" not in outputs]
+    if language == "zh":
+        cells = {name: row for row in rows for name in re.findall(r"`(\w+)`", row)}
+        assert not [name for name, row in cells.items() if label(node_id, name) not in ("JSON schema", name) and label(node_id, name) not in row]
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_table_of_nodes_in_the_readme_has_every_input_and_output(language):
+    """By the names that are on the canvas."""
+    lines = (ROOT / ("README.md" if language == "en" else "README.zh.md")).read_text(encoding="utf-8").splitlines()
+    definitions = json.loads((ROOT / "locales" / language / "nodeDefs.json").read_text(encoding="utf-8"))
+    for node_id, entry in definitions.items():
+        row = next(line for line in lines if line.startswith(f"| **{entry['display_name']}"))
+        _, _, inputs, outputs, _ = row.split("|")
+        for cell, items in ((inputs, entry["inputs"]), (outputs, entry["outputs"])):
+            names = [item["name"].partition("\uff08")[0] for item in items.values()]
+            wanted = [f"`{name}`" if language == "en" else name for name in names]
+            assert not [name for name in wanted if name not in cell], node_id
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
@@ -138,7 +173,7 @@ def test_the_field_table_of_the_help_pages_is_the_schema(language):
 def test_the_preset_table_of_the_help_pages_is_the_one_in_the_code():
     from fake_comfy import part
 
-    for name, numbers in part("nodes.sampling_presets").PRESETS.items():
+    for name, numbers in part("a3b_engine.sampling_presets").PRESETS.items():
         for page in ("A3BGenerate.md", "A3BGenerate/zh.md"):
             row = next(line for line in (ROOT / "web/docs" / page).read_text(encoding="utf-8").splitlines() if line.startswith(f"| {name} |"))
             assert tuple(float(cell) for cell in row.split("|")[2:-1]) == numbers

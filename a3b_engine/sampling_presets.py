@@ -1,4 +1,4 @@
-"""Named sampling numbers of the Generate node."""
+"""Named sampling numbers: the presets of the Generate node; the command line writes scripts with the first."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ FIELDS = (
     "repetition_penalty",
 )
 
+SCRIPT = "script"
 PRESETS: dict[str, tuple] = {
     # Cool and without a presence penalty: JSON repeats its keys and quotes by nature.
-    "script": (0.4, 0.95, 20, 0.05, 0.0, 0.0, 1.0),
+    SCRIPT: (0.4, 0.95, 20, 0.05, 0.0, 0.0, 1.0),
     # The two recommendations of the published model card.
     "free (thinking)": (1.0, 0.95, 20, 0.0, 1.5, 0.0, 1.0),
     "free (instruct)": (0.7, 0.8, 20, 0.0, 1.5, 0.0, 1.0),

@@ -1,15 +1,15 @@
-"""The system text of a preset of Build, and what Generate writes into it.
+"""The system text of a prompt: a preset, standing instructions, and what is written into them last.
 
-Panels, rounds and the form of a script are widgets of Generate, where the grammar needs them. So that instructions and
-grammar can never disagree, Build leaves their places open and Generate fills them in.
+Panels, rounds and the form of a script are known only where the answer is asked for, as the grammar needs them there. So
+that instructions and grammar can never disagree, `system_text` leaves their places open and `with_choices` fills them in.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from ..a3b_engine.prompt import Prompt
-from ..a3b_engine.script.presets import JOBS, PRESETS, choose_form, fill, job_prompt, system_prompt
+from ..prompt import Prompt
+from .presets import JOBS, PRESETS, choose_form, fill, job_prompt, system_prompt
 
 # Instructions are given in Chinese for a Chinese answer; these words then stand in a Chinese sentence.
 _IN_CHINESE = {
@@ -18,11 +18,23 @@ _IN_CHINESE = {
     "Russian": "\u4fc4\u6587",
 }  # fmt: skip
 LANGUAGES = ("English", "Chinese", *(name for name in _IN_CHINESE if name not in ("English", "Chinese")))
+NO_PRESET = "none"
+PRESET_NAMES = (NO_PRESET, *PRESETS, *JOBS)
 _OPEN_COUNTS = {"panels": "{{panels}}", "rounds": "{{rounds}}"}
 _UNCHOSEN = {
     "read_text": "as in the picture",
     "translate": "English, or into Chinese where it is English already",
 }
+
+
+def system_text(preset: str, system: str, language: str | None, prompt_language: str = "English") -> str:
+    """The instructions of one of `PRESET_NAMES`, then `system`. `language`: see `preset_instructions`; with no preset it
+    is asked for in a sentence."""
+    parts = [] if preset == NO_PRESET else [preset_instructions(preset, language, prompt_language)]
+    parts += [system] if system.strip() else []
+    if language and preset == NO_PRESET:
+        parts.append(f"Answer in {language}.")
+    return "\n\n".join(parts)
 
 
 def preset_instructions(preset: str, language: str | None, prompt_language: str = "English") -> str:
