@@ -62,7 +62,7 @@ def A3BLoadModel(
         Choice(
             EXPERT_FORMATS,
             tooltip="How the weights of the experts are kept in memory. stored: exactly as in the file. int4, int3: rounded to 4 or 3 bits "
-            "while they are loaded, from an FP8 or BF16 folder. The 35B model then takes about 22 or 18 GB instead of 37, answers "
+            "while they are loaded (and the output head to FP8), from an FP8 or BF16 folder. The 35B model then takes about 21 or 17 GB instead of 37, answers "
             "change a little, and loading takes longer unless cache_experts keeps the result.",
         ),
     ] = "stored",

@@ -66,15 +66,17 @@ def _formats(engine: Any, weights: int) -> list[tuple[int, str]]:
     """Smaller expert formats; what they save of the experts that are on the device."""
     if not engine.experts_may_shrink or engine.device.type == "cpu":
         return []
-    experts = engine.parts.weights.tier_bytes(engine.dtype, False)["experts"]
+    now = engine.parts.weights.tier_bytes(engine.dtype, False)
+    experts = now["experts"]
     here = weights - (engine.weight_bytes - experts)  # the rest is on the device always, nearly
     found = []
     for name in SMALLER_FORMATS:
         try:
-            smaller = engine.parts.with_experts(name).weights.tier_bytes(engine.dtype, False)["experts"]
+            then = engine.parts.with_experts(name).weights.tier_bytes(engine.dtype, False)
         except A3BError:
             continue  # sizes that cannot be kept so
-        saved = int(max(0, here) * (1 - smaller / experts)) if experts else 0
+        saved = now["rest"] - then["rest"]  # the head
+        saved += int(max(0, here) * (1 - then["experts"] / experts)) if experts else 0
         if saved > 0:
             found.append((saved, f"expert_format = {name} takes {saved / GB:.1f} GB less"))
     return found

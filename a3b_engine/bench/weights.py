@@ -9,16 +9,18 @@ import torch
 
 from ..checkpoint.experts import TakeExperts
 from ..checkpoint.names import TIERS, expected_tensors, is_expert_stack, kept_in_float32, layer_of, may_stay_scaled, stack_names, tier_of
+from ..checkpoint.quantize.head import HEAD
 from ..checkpoint.reader import no_weight
 from ..checkpoint.scaled import ScaledWeight
 from ..config import ModelConfig
 from ..model.linear import Weight
 from ..model.moe import ExpertWeights
+from ..options import EXPERT_BITS
 from ..parts import Progress, WeightSource
 from .packed import FORMS, STORED, packed_bytes, random_packed
 
 BLOCK = 128
-_HEAD = "lm_head.weight"
+_CODES_AT_ONCE = 1 << 26
 
 
 class RandomWeights:
@@ -32,9 +34,11 @@ class RandomWeights:
     has_vision = True
 
     def __init__(self, config: ModelConfig, seed: int = 0, experts: str = STORED) -> None:
-        """experts: how the routed ones are kept, "stored" for FP8 as in the official files or a name of `packed.FORMS`."""
+        """experts: how the routed ones are kept, "stored" for FP8 as in the official files or a name of `packed.FORMS`. Beside those that
+        the engine rounds by itself the head is FP8, as it makes it."""
         self._config, self._seed = config, seed
         self._form = None if experts == STORED else FORMS[experts]
+        self._rounds_head = experts in EXPERT_BITS
 
     def device_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
         """See `WeightSource.device_bytes`."""
@@ -72,14 +76,21 @@ class RandomWeights:
         weights: dict[str, Weight] = {}
         done, total = 0, self.device_bytes(dtype, dequantize)
         ends = torch.tensor(self._config.eos_token_ids, device=device)
-        for name, shape in expected_tensors(self._config).items():
+        shapes = expected_tensors(self._config)
+        # As files are read: what stays is not to stand in memory that experts leave behind, which could not be given back then.
+        for name in sorted(shapes, key=is_expert_stack):
+            shape = shapes[name]
             if cancel is not None:
                 cancel()
             weight = self._make(name, shape, generator, dtype, dequantize)
-            if name == _HEAD:
-                weight[ends] = 0.0
-            weights[name] = weight.to("cpu") if on_host(name) else weight
+            if name == HEAD:
+                (weight.data.view(torch.uint8) if isinstance(weight, ScaledWeight) else weight)[ends] = 0
             done += weight.nbytes
+            if on_host(name):
+                weight = weight.to("cpu")
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()  # or what is made next would stand where this one was, and tear that memory
+            weights[name] = weight
             if progress is not None:
                 progress(done, total)
             if take_experts is not None and is_expert_stack(name):
@@ -99,10 +110,12 @@ class RandomWeights:
         if self._form is not None and is_expert_stack(name):
             packed = random_packed(self._form, shape, generator)
             return packed.dequantize(dtype) if dequantize else packed
-        if is_scaled(name):
+        if self._is_scaled(name):
             # Codes up to 0x6f are finite, at most 120 in size; the scale brings the weights to a usual spread.
-            codes = torch.randint(0, 0x70, shape, dtype=torch.uint8, device=device, generator=generator)
-            codes |= torch.randint(0, 2, shape, dtype=torch.uint8, device=device, generator=generator) << 7
+            codes = torch.empty(shape, dtype=torch.uint8, device=device)
+            for piece in codes.split(max(1, _CODES_AT_ONCE * shape[0] // math.prod(shape))):  # the head is large
+                piece.random_(0, 0x70, generator=generator)
+                piece |= torch.randint(0, 2, piece.shape, dtype=torch.uint8, device=device, generator=generator) << 7
             scale = torch.full(scale_shape(shape), 5e-4, dtype=torch.float32, device=device)
             weight = ScaledWeight(codes.view(torch.float8_e4m3fn), scale, (BLOCK, BLOCK))
             return weight.dequantize(dtype) if dequantize else weight
@@ -110,11 +123,14 @@ class RandomWeights:
             return torch.rand(shape, dtype=torch.float32, device=device, generator=generator) * 0.1
         return torch.empty(shape, dtype=dtype, device=device).normal_(0.0, 0.02, generator=generator)
 
+    def _is_scaled(self, name: str) -> bool:
+        return is_scaled(name) or name == HEAD and self._rounds_head
+
     def _nbytes(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, dequantize: bool) -> int:
         count = math.prod(shape)
         if self._form is not None and is_expert_stack(name) and not dequantize:
             return packed_bytes(self._form, shape)
-        if is_scaled(name) and not dequantize:
+        if self._is_scaled(name) and not dequantize:
             return count + 4 * math.prod(scale_shape(shape))
         return count * (4 if kept_in_float32(name) else dtype.itemsize)
 
@@ -169,7 +185,7 @@ class RecordedWeights:
 
 def is_scaled(name: str) -> bool:
     """The official FP8 files keep the head in bfloat16, though the engine could use it scaled."""
-    return may_stay_scaled(name) and name != _HEAD
+    return may_stay_scaled(name) and name != HEAD
 
 
 def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:

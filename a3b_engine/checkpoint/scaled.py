@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
+from typing import Iterator
 
 import torch
 
@@ -60,6 +61,15 @@ class ScaledWeight:
         # Through bytes: gathering float8 tensors is not implemented for every device.
         data = self.data.view(torch.uint8)[expert].view(self.data.dtype)
         return ScaledWeight(data, self.scale[expert], self.block)
+
+    def row_pieces(self, rows: int) -> Iterator[ScaledWeight]:
+        """A matrix [N, K] cut into pieces of about so many rows, top to bottom; none cuts a block."""
+        height = self.block[0]
+        step = rows if height >= self.shape[0] else max(1, rows // height) * height
+        for first in range(0, self.shape[0], step):
+            stop = min(self.shape[0], first + step)
+            scale = self.scale[first // height : -(-stop // height)]
+            yield ScaledWeight(self.data[first:stop], scale, self.block)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The plain weight [..., N, K]: multiplied in float32, then rounded once to `dtype`."""

@@ -10,6 +10,8 @@ from ..checkpoint.scaled import ScaledWeight
 
 Weight = torch.Tensor | ScaledWeight | PackedWeight
 
+_ROWS_AT_ONCE = 16384
+
 
 def dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
     """The weight as a plain tensor of `dtype`; a scaled or packed one is multiplied out in float32 first."""
@@ -19,6 +21,13 @@ def dense(weight: Weight, dtype: torch.dtype) -> torch.Tensor:
 def linear(x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x [..., K] times weight [N, K] transposed, in x's dtype -> [..., N]."""
     return F.linear(x, dense(weight, x.dtype), bias)
+
+
+def linear_in_pieces(x: torch.Tensor, weight: Weight) -> torch.Tensor:
+    """As `linear`, but no more than a few rows of an FP8 matrix are multiplied out at a time: for the head, the largest there is."""
+    if not isinstance(weight, ScaledWeight) or weight.shape[0] <= _ROWS_AT_ONCE:
+        return linear(x, weight)
+    return torch.cat([linear(x, piece) for piece in weight.row_pieces(_ROWS_AT_ONCE)], dim=-1)
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ..config import TextConfig
 from .attention import AttentionWeights, KeyValueStore, gated_attention
 from .deltanet import DeltaNetState, DeltaNetWeights, gated_deltanet
-from .linear import Weight, linear, rms_norm
+from .linear import Weight, linear_in_pieces, rms_norm
 from .moe import ExpertWeights, MoEWeights, mixture_of_experts
 from .rotary import mrope_cos_sin
 
@@ -67,7 +67,7 @@ class TextModel:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [T, D] -> float32 [T, vocab]."""
-        return linear(hidden, self.head).float()
+        return linear_in_pieces(hidden, self.head).float()
 
 
 def layer_weights(weights: Mapping[str, Weight], index: int, kind: str, experts: ExpertWeights | None = None) -> LayerWeights:

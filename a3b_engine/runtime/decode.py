@@ -94,16 +94,22 @@ class DecodeStep:
             self._launches += self._layer(index, layer)
         head = product([model.head], where, norm=model.norm.float(), eps=config.rms_norm_eps, pdl=where.pdl)
         self._launches.append(lambda: head(self._stream, self.logits))
+        self._head = product([model.head], where)
         self._graphs: dict[bool, torch.cuda.CUDAGraph] = {}  # by whether all experts are on the device
 
     # Using it
 
     def enter(self) -> None:
-        """Take over the sequence as prefill left it. Call before the first step and after every `leave`."""
+        """Take over the sequence as prefill left it, before the first step and after every `leave`."""
         state = self._state
         ring_from_conv(state.conv, state.length, self._rings)
         self._length.fill_(state.length - 1)  # a step begins by counting
         self._position.fill_(state.next_position - 1)
+
+    def begin_behind(self, hidden: torch.Tensor) -> None:
+        """Make `logits` those of hidden [1, D], the last row of a prompt after the final norm, and `enter`."""
+        self.enter()
+        self._head(hidden[0], self.logits)
 
     def leave(self) -> None:
         """Hand the sequence back for prefill to go on with it."""

@@ -98,10 +98,10 @@ class DeviceSteps:
     """
 
     def __init__(
-        self, buffers: DeviceBuffers, model: TextModel, forward: ForwardModel, config: ModelConfig, sampling: SamplingParams,
+        self, buffers: DeviceBuffers, forward: ForwardModel, config: ModelConfig, sampling: SamplingParams,
         prompt_ids: Sequence[int], hidden: torch.Tensor, poll: Callable[[], None],
     ) -> None:  # fmt: skip
-        self._buffers, self._model, self._forward, self._config, self._poll = buffers, model, forward, config, poll
+        self._buffers, self._forward, self._config, self._poll = buffers, forward, config, poll
         self._sampler, self._step = buffers.sampler, buffers.step
         self._sampler.start(sampling, list(prompt_ids))
         self._masked = True  # whatever the last answer left
@@ -159,5 +159,4 @@ class DeviceSteps:
     def _take_over(self, hidden: torch.Tensor) -> None:
         """From prefill to single steps."""
         self._buffers.state.settle()
-        self._step.enter()
-        self._step.logits.copy_(self._model.logits(hidden)[0])
+        self._step.begin_behind(hidden)

@@ -91,7 +91,7 @@ class Runner:
         if self.decodes_by_kernels:
             from .device_steps import DeviceSteps
 
-            return DeviceSteps(self._buffers, self._model, self._forward, self._config, sampling, token_ids, hidden, poll), kept
+            return DeviceSteps(self._buffers, self._forward, self._config, sampling, token_ids, hidden, poll), kept
         sampler = Sampler(sampling, self._config.text.vocab_size, self._real_tokens, list(token_ids), self._device)
         return PlainSteps(self._forward, self._model.logits, self._config, state, sampler, hidden, poll), kept
 

@@ -51,7 +51,7 @@ class CountingEngine:
             return CountingEngine.Parts(self.experts * {"int4": 17, "int3": 13}[name] // 32)
 
         def tier_bytes(self, dtype, dequantize):
-            return {"experts": self.experts}
+            return {"experts": self.experts, "rest": CountingEngine.rest}
 
     @classmethod
     def open(cls, folder, **options):

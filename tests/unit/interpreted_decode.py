@@ -38,11 +38,11 @@ PROMPT = [(7 * i + 3) % 40 for i in range(11)]
 
 
 def make_model(form: str, dtype: torch.dtype = torch.float32) -> TextModel:
-    """Random weights, the large ones FP8 ("fp8") or all of them dense."""
+    """Random weights, the large ones FP8 ("fp8", "fp8 with the head") or all of them dense."""
     weights = {}
     for seed, (name, shape) in enumerate(expected_tensors(CONFIG).items()):
         generator = torch.Generator().manual_seed(seed)
-        if form == "fp8" and may_stay_scaled(name) and name != "lm_head.weight":
+        if form.startswith("fp8") and may_stay_scaled(name) and (name != "lm_head.weight" or form == "fp8 with the head"):
             weights[name] = random_fp8(shape, (128, 128), CPU, seed=seed)
             weights[name].scale.fill_(3e-3)
         else:
@@ -86,7 +86,7 @@ def error(ours, expected):
     return support.relative_error(ours, expected)
 
 
-@pytest.mark.parametrize("form, length", [("fp8", 1), ("fp8", 11), ("dense", 3)])
+@pytest.mark.parametrize("form, length", [("fp8", 1), ("fp8 with the head", 11), ("dense", 3)])
 def test_steps_equal_the_plain_model(form, length):
     model = make_model(form)
     plain, _ = prefilled(model, PROMPT[:length])
@@ -97,6 +97,15 @@ def test_steps_equal_the_plain_model(form, length):
         step.launch()
         assert error(step.logits, model.logits(hidden)[0]) < 1e-5
     assert (state.length, state.next_position) == (plain.length, plain.next_position) == (length + 3, length + 3)
+
+
+@pytest.mark.parametrize("form", ["fp8 with the head", "dense"])
+def test_the_last_row_of_a_prompt_gives_the_first_logits(form):
+    model = make_model(form)
+    step, _, _ = by_kernels(model, PROMPT)
+    _, hidden = prefilled(model, PROMPT)
+    step.begin_behind(hidden)
+    assert error(step.logits, model.logits(hidden)[0]) < 1e-5
 
 
 def test_prefill_goes_on_where_steps_ended_and_steps_where_prefill_ended(model):

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,10 +19,13 @@ from a3b_engine.checkpoint.index import CheckpointIndex
 from a3b_engine.checkpoint.names import is_expert_stack
 from a3b_engine.checkpoint.packed import PackedWeight
 from a3b_engine.checkpoint.quantize import convert as module
+from a3b_engine.checkpoint.quantize import head
 from a3b_engine.checkpoint.quantize.convert import RECORD, UNFINISHED, convert
+from a3b_engine.checkpoint.quantize.head import HEAD
 from a3b_engine.checkpoint.quantize.steps import FewBits
 from a3b_engine.checkpoint.reader import LoadCancelled
-from a3b_engine.checkpoint.write import to_official, write_checkpoint
+from a3b_engine.checkpoint.scaled import ScaledWeight
+from a3b_engine.checkpoint.write import quantize_fp8_block, to_official, write_checkpoint
 from a3b_engine.config import ModelConfig
 from a3b_engine.errors import CheckpointError, ConfigError, UnsupportedFormatError
 from a3b_engine.parts import parts_of_folder
@@ -77,19 +81,55 @@ def test_the_command_makes_a_folder_that_loads_and_answers(request, tmp_path, ca
         assert error < (0.1 if bits == 4 else 0.2), name
 
 
-def test_everything_but_the_routed_experts_is_copied_byte_for_byte(random_checkpoint, int4):
+def data(info):
+    with open(info.file, "rb") as stream:
+        stream.seek(info.offset)
+        return info.dtype, info.shape, stream.read(info.nbytes)
+
+
+def test_all_but_routed_experts_and_head_is_copied_byte_for_byte(random_checkpoint, int4):
     before, after = CheckpointIndex.open(random_checkpoint), CheckpointIndex.open(int4)
-    kept = [name for name in before.tensors if ".mlp.experts." not in name]
-    assert len(kept) > 100 and {name for name in after.tensors if ".mlp.experts." not in name} == set(kept)
-
-    def data(info):
-        with open(info.file, "rb") as stream:
-            stream.seek(info.offset)
-            return info.dtype, info.shape, stream.read(info.nbytes)
-
+    kept = [name for name in before.tensors if ".mlp.experts." not in name and name != HEAD]
+    others = {name for name in after.tensors if ".mlp.experts." not in name}
+    assert len(kept) > 100 and others == {*kept, HEAD, "lm_head.weight_scale_inv"}
     assert all(data(before.tensors[name]) == data(after.tensors[name]) for name in kept)
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         assert (int4 / name).read_bytes() == (random_checkpoint / name).read_bytes()
+
+
+@pytest.mark.parametrize("source", ["random_checkpoint", "bf16"])
+def test_the_head_becomes_fp8_in_blocks(request, tmp_path, source, monkeypatch):
+    """Whole, in bands, and while the model is loaded: the same bits."""
+    source = request.getfixturevalue(source)
+    exact = load(source, torch.bfloat16)[HEAD]
+    codes, scale = quantize_fp8_block(exact)
+    monkeypatch.setattr(head, "ROWS_AT_ONCE", 128)
+    assert exact.shape[0] > 2 * 128  # so there are bands
+    target = convert(source, tmp_path / "int3", "int3").folder
+    told = json.loads((target / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    assert told["fp8_modules"] == ["lm_head"] and told["weight_block_size"] == [128, 128]
+    loaded = parts_of_folder(source).with_experts("int3").weights.load(torch.device("cpu"), torch.float32, False)[HEAD]
+    for found in (load(target, torch.bfloat16)[HEAD], loaded):
+        assert isinstance(found, ScaledWeight)
+        assert torch.equal(found.data.view(torch.uint8), codes.view(torch.uint8)) and torch.equal(found.scale, scale.float())
+    lost = (loaded.dequantize(torch.float32) - exact.float()).norm() / exact.float().norm()
+    assert 0.01 < lost < 0.04
+    multiplied_out = parts_of_folder(source).with_experts("int3").weights.load(torch.device("cpu"), torch.float32, True)[HEAD]
+    assert torch.equal(multiplied_out, loaded.dequantize(torch.float32))
+
+
+def test_a_head_that_is_the_embedding_or_fp8_already_stays(int4, tmp_path):
+    tied = plan_of(int4)
+    assert not head.rounds_head(tied)  # FP8 since it was rounded
+    plan = replace(tied, entries={name: entry for name, entry in tied.entries.items() if name != HEAD}, aliases={HEAD: "embed_tokens.weight"})
+    assert not head.rounds_head(plan)
+
+
+def test_a_damaged_head_is_named(random_checkpoint):
+    plain = torch.zeros(300, 128)
+    plain[299, 5] = math.nan
+    with pytest.raises(CheckpointError, match="lm_head.weight.*NaN"):
+        head.fp8_head(plain, torch.device("cpu"))
 
 
 def test_rounded_while_loading_is_the_same_as_the_file(random_checkpoint, int4):

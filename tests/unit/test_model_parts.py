@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from a3b_engine.checkpoint.scaled import ScaledWeight
 from a3b_engine.model import attention as attention_module
+from a3b_engine.model import linear as linear_module
 from a3b_engine.model import moe as moe_module
 from a3b_engine.model.attention import causal_attention
 from a3b_engine.model.deltanet import DeltaNetState, causal_conv, delta_rule_chunked, delta_rule_step
@@ -33,6 +35,21 @@ def stepwise(q, k, v, decay, beta, state):
         out, state = delta_rule_step(q[t : t + 1], k[t : t + 1], v[t : t + 1], decay[t : t + 1], beta[t : t + 1], state)
         outputs.append(out)
     return torch.cat(outputs), state
+
+
+@pytest.mark.parametrize("rows", [1, 100, 128, 130, 300, 1000])
+@pytest.mark.parametrize("block", [(128, 128), (1, 96), (300, 96), (64, 32), (512, 96)])
+def test_a_head_in_pieces_is_the_head(monkeypatch, rows, block):
+    monkeypatch.setattr(linear_module, "_ROWS_AT_ONCE", rows)
+    data = torch.randn(300, 96, generator=generator(0)).to(torch.float8_e4m3fn)
+    weight = ScaledWeight(data, torch.rand(-(-300 // block[0]), -(-96 // block[1]), generator=generator(1)) + 0.5, block)
+    pieces = list(weight.row_pieces(rows))
+    assert torch.equal(torch.cat([piece.dequantize(torch.float32) for piece in pieces]), weight.dequantize(torch.float32))
+    assert max(piece.shape[0] for piece in pieces) <= max(rows, block[0])
+    x = torch.randn(3, 96, generator=generator(2))
+    assert torch.allclose(linear_module.linear_in_pieces(x, weight), x @ weight.dequantize(torch.float32).T, atol=1e-4)
+    plain = weight.dequantize(torch.float32)
+    assert torch.equal(linear_module.linear_in_pieces(x, plain), linear_module.linear(x, plain))
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200])

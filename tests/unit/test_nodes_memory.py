@@ -100,17 +100,17 @@ def big_engine(**facts):
     """36 GB of weights, 32 GB of them experts that other formats make smaller; 1 GB to work in at the whole context of 8192."""
 
     class Parts:
-        def __init__(self, experts):
-            self.weights = types.SimpleNamespace(tier_bytes=lambda dtype, dequantize: {"experts": experts})
+        def __init__(self, experts, rest):
+            self.weights = types.SimpleNamespace(tier_bytes=lambda dtype, dequantize: {"experts": experts, "rest": rest})
 
         def with_experts(self, name):
             if name == "int3":
                 raise errors.CheckpointError("sizes that groups do not divide")
-            return Parts(16 * GB)
+            return Parts(16 * GB, 3 * GB)  # the head is rounded too
 
     fields = {
         "name": "q", "weight_bytes": 36 * GB, "loaded_bytes": 20 * GB, "smallest_bytes": 7 * GB, "least_room": 7 * GB, "least_bytes": 8 * GB, "context": 8192,
-        "experts_may_shrink": True, "dtype": None, "device": torch.device("cuda", 0), "parts": Parts(32 * GB),
+        "experts_may_shrink": True, "dtype": None, "device": torch.device("cuda", 0), "parts": Parts(32 * GB, 4 * GB),
         "working_bytes": lambda tokens: tokens * GB // 8192, "memory": lambda: {"total": 21 * GB, "weights": 20 * GB},
     }  # fmt: skip
     return types.SimpleNamespace(**{**fields, **facts})
@@ -122,7 +122,7 @@ HANDLE = sockets.ModelHandle(path="q", device="cuda:0")
 def test_levers_are_named_with_what_they_save_the_strongest_first():
     texts = advice.levers(big_engine(), HANDLE, 20 * GB)
     assert texts[0].startswith("vram_gb = 20 (now 0, ComfyUI decides) takes 1.0 GB less, down to vram_gb = 8 with 13.0 GB less")
-    assert texts[1:] == ["expert_format = int4 takes 8.0 GB less", "context = 4096 (now 8192) takes 0.50 GB less"]
+    assert texts[1:] == ["expert_format = int4 takes 9.0 GB less", "context = 4096 (now 8192) takes 0.50 GB less"]
 
 
 def test_levers_that_do_nothing_are_not_named():

@@ -17,13 +17,13 @@ from ...tokenizer import Tokenizer
 from ..index import INDEX_NAME, CheckpointIndex
 from ..names import is_expert_stack
 from ..plan import build_plan
-from ..schemes import declared_block_size
-from ..write import fp8_config, write_json
+from ..schemes import declared_block_size, split_name
+from ..write import BLOCK, fp8_config, write_json
 from .calibration import TOKENS, calibration_tokens
 from .matrix import default_group
 from .record import METHOD, VERSION
 from .shard import Output, ShardWriter, shard_size
-from .steps import CalibrationText, Copy, Step, steps_to_few_bits, steps_to_fp8
+from .steps import BlockFp8, CalibrationText, Copy, Step, steps_to_few_bits, steps_to_fp8
 
 FORMS = {"int4": 4, "int3": 3, "fp8": 8}
 RECORD = "a3b_quantize.json"
@@ -57,7 +57,8 @@ def convert(
     """Write `source` (a checkpoint folder, FP8 or BF16) to the new folder `target` as `to`: "int4", "int3" or "fp8".
 
     int4, int3: the routed experts get codes with float16 scales over `group` columns (None: as many as fit, up to 64; see `matrix.quantize_matrix`,
-    with the statistics of `calibration`, whose last bits depend on the device); everything else is copied byte for byte. fp8: from a BF16 checkpoint, the
+    with the statistics of `calibration`, whose last bits depend on the device), a head of plain floats becomes FP8 (see `head`); everything else is
+    copied byte for byte. fp8: from a BF16 checkpoint, the
     modules that the official FP8 files hold so. No more than a layer is in memory. Work goes on in a folder beside the target, which gets
     its name when everything is on the disk; after an interruption the same call goes on behind the last finished file.
     progress(done, total bytes of the source); cancel is called between pieces and may raise.
@@ -156,7 +157,7 @@ def _job(source: Path, index: CheckpointIndex, to: str, group: int | None, shard
         status = path.stat()
         files[path.name] = [status.st_size, status.st_mtime_ns]
     job = {"made_by": METHOD, "version": VERSION, "to": to, "shard_bytes": shard_bytes, "source": source.resolve().name, "files": files}
-    return job if to == "fp8" else {**job, "group": group}
+    return job if to == "fp8" else {**job, "group": group, "head": "fp8"}
 
 
 def _holds(target: Path, job: dict) -> bool:
@@ -233,6 +234,9 @@ def _config(source: Path, config: ModelConfig, steps: list[Step], to: str, group
         "modules": ["mlp.experts"],
         "other_modules": before,
     }
-    block = declared_block_size(config.quantization)
+    rounded = [split_name(step.source.name)[0] for step in steps if isinstance(step, BlockFp8)]
+    if rounded:
+        told["fp8_modules"] = rounded
+    block = declared_block_size(config.quantization) or (BLOCK if rounded else None)
     raw["quantization_config"] = {**told, "weight_block_size": list(block)} if block else told
     return raw

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint with its routed experts in few bits: rounded while they are loaded, or read from a cache."""
+"""The weights of a checkpoint with its routed experts in few bits and its head in FP8: rounded while they are loaded, or read from a cache."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..storage import LoadPlan
 from .cache import CacheWriter, ExpertCache
 from .calibration import TOKENS, Calibration, calibration_tokens
 from .experts import Portions, packed_bytes, quantize_experts
+from .head import HEAD, head_bytes, load_head, rounds_head
 from .matrix import WORK_BYTES, default_group
 from .steps import require_many_bits
 
@@ -29,10 +30,10 @@ _EMBEDDING = "embed_tokens.weight"
 
 
 class QuantizedExperts:
-    """The tensors of a checkpoint's files, the routed experts in few bits (see `parts.WeightSource`).
+    """The tensors of a checkpoint's files, the routed experts in few bits and a plain head in FP8 (see `parts.WeightSource`).
 
-    They are rounded layer by layer while they are loaded. With `cache` they are written to a folder beside the files as well,
-    and read from there the next time.
+    Experts are rounded layer by layer while they are loaded. With `cache` they are written to a folder beside the files as well,
+    and read from there the next time. Rounding the head takes a moment: it is done each time.
     """
 
     def __init__(
@@ -48,15 +49,17 @@ class QuantizedExperts:
             require_many_bits(plan, entry)
         self._group = default_group({name: entry.shape[-1] for name, entry in self._experts.items()}, bits, group)
         self._plan = plan
-        self._rest = replace(plan, entries={name: entry for name, entry in plan.entries.items() if name not in self._experts})
+        self._head = plan.entries[HEAD] if rounds_head(plan) else None
+        apart = {*self._experts, *([HEAD] if self._head is not None else ())}
+        self._rest = replace(plan, entries={name: entry for name, entry in plan.entries.items() if name not in apart})
         self._cache = ExpertCache(plan, bits, self._group) if cache else None
         self._cached = self._with_cached()
         self.has_vision = plan.has_vision
 
     @property
     def form(self) -> str:
-        """What the experts become, as "int4-g64"."""
-        return f"int{self._bits}-g{self._group}"
+        """What the weights become, as "int4-g64+fp8-head"."""
+        return f"int{self._bits}-g{self._group}" + ("" if self._head is None else "+fp8-head")
 
     def _with_cached(self) -> LoadPlan | None:
         """The plan with the experts of the cache, if that has them."""
@@ -74,6 +77,8 @@ class QuantizedExperts:
         tiers = self._plan.tier_bytes(dtype, dequantize)
         if not dequantize:
             tiers["experts"] = sum(packed_bytes(entry.shape, self._bits, self._group) for entry in self._experts.values())
+            if self._head is not None:
+                tiers["rest"] += head_bytes(self._head.shape) - self._head.device_bytes(dtype, False)
         return tiers
 
     def passing_bytes(self, dtype: torch.dtype, dequantize: bool) -> int:
@@ -106,7 +111,24 @@ class QuantizedExperts:
         self, device: torch.device, dtype: torch.dtype, dequantize: bool, progress: Callable[[int, int], None] | None = None,
         cancel: Callable[[], object] | None = None, *, take_experts: TakeExperts | None = None, on_host: Callable[[str], bool] = no_weight,
     ) -> dict[str, Weight]:  # fmt: skip
-        """See `WeightSource.load`; unless `dequantize`, the experts come as `PackedWeight`."""
+        """See `WeightSource.load`; unless `dequantize`, the experts come as `PackedWeight` and the head as `ScaledWeight`."""
+        weights: dict[str, Weight] = {}
+        ahead = 0 if self._head is None else replace(self._plan, entries={HEAD: self._head}, aliases={}).stored_bytes
+        if self._head is not None:
+            rounded = load_head(self._plan, torch.device(device), cancel)
+            weights[HEAD] = rounded.dequantize(dtype) if dequantize else rounded
+
+        def behind(done: int, total: int) -> None:
+            progress(ahead + done, ahead + total)
+
+        try:
+            return weights | self._load_others(device, dtype, dequantize, None if progress is None else behind, cancel, take_experts, on_host)
+        except BaseException:
+            weights.clear()
+            raise
+
+    def _load_others(self, device, dtype, dequantize: bool, progress, cancel, take_experts: TakeExperts | None, on_host) -> dict[str, Weight]:
+        """All but a head that is rounded."""
         self._cached = self._with_cached()  # it may have been deleted, or written by another engine
         if self._cached is not None:
             return load_weights(
@@ -133,7 +155,7 @@ class _Rounding:
     def __init__(self, source: QuantizedExperts, device, dtype, dequantize: bool, progress, cancel, on_host, writer: CacheWriter | None) -> None:
         self._source, self._device, self._dtype, self._dequantize, self._on_host = source, torch.device(device), dtype, dequantize, on_host
         self._progress, self._cancel, self._writer = progress, cancel, writer
-        self._done, self._total = 0, source._plan.stored_bytes
+        self._done, self._total = 0, source._rest.stored_bytes + replace(source._plan, entries=source._experts, aliases={}).stored_bytes
         self.weights: dict[str, Weight] = {}
 
     def run(self, take_experts: TakeExperts | None) -> dict[str, Weight]:

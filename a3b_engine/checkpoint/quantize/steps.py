@@ -20,6 +20,7 @@ from ..schemes import split_name
 from ..write import BLOCK, FP8_MODULE, quantize_fp8_block
 from .calibration import Calibration
 from .experts import Portions, quantize_experts
+from .head import HEAD, bands, rounds_head
 from .matrix import check_matrix, check_shape
 from .record import stored_names
 from .shard import Output
@@ -138,7 +139,7 @@ class FewBits:
 
 @dataclass(frozen=True)
 class BlockFp8:
-    """A matrix, or the matrices of fused experts, as e4m3 with 128x128 block scales under the official names."""
+    """A matrix, or the matrices of fused experts, as e4m3 with 128x128 block scales under the official names. Large ones in bands."""
 
     source: TensorInfo
 
@@ -172,21 +173,23 @@ class BlockFp8:
     def run(self, write: Write, device: torch.device, poll: Poll) -> None:
         columns = self.source.shape[-1]
         row_bytes = columns * DTYPE_BITS[self.source.dtype] // 8
+        scale_row_bytes = 2 * -(-columns // BLOCK[1])
         for module, first, rows in self._matrices():
-            raw = _read(self.source, first * row_bytes, rows * row_bytes)
-            weight = torch.frombuffer(raw, dtype=torch_dtype(self.source.dtype)).view(rows, columns).to(device).float()
-            check_matrix(weight, module, "FP8")
-            codes, scale = quantize_fp8_block(weight)
-            write(f"{module}.weight", codes)
-            write(f"{module}.weight_scale_inv", scale)
-            poll(len(raw))
+            for begin, stop in bands(rows):
+                raw = _read(self.source, (first + begin) * row_bytes, (stop - begin) * row_bytes)
+                weight = torch.frombuffer(raw, dtype=torch_dtype(self.source.dtype)).view(stop - begin, columns).to(device).float()
+                check_matrix(weight, module, "FP8")
+                codes, scale = quantize_fp8_block(weight)
+                write(f"{module}.weight", codes, begin * columns)
+                write(f"{module}.weight_scale_inv", scale, begin // BLOCK[0] * scale_row_bytes)
+                poll(len(raw))
 
     def skip(self, device: torch.device, poll: Poll) -> None:
         poll(self.read_bytes)
 
 
 def steps_to_few_bits(index: CheckpointIndex, plan: LoadPlan, bits: int, group: int, text: CalibrationText) -> list[Step]:
-    """Every tensor as it is, but the routed experts in `bits` bits. Layers in order."""
+    """Every tensor as it is, but the routed experts in `bits` bits and a plain head in FP8. Layers in order."""
     replaced: set[str] = set()
     layers: dict[int, str] = {}
     for name, entry in plan.entries.items():
@@ -196,7 +199,8 @@ def steps_to_few_bits(index: CheckpointIndex, plan: LoadPlan, bits: int, group: 
             replaced.update(piece.name for piece in (*entry.pieces, *(entry.fp8.pieces if entry.fp8 else ())))
             layers[int(name.split(".")[1])] = (strip_prefix(entry.pieces[0].name) or ("", ""))[1]
     steps: list[Step] = [FewBits(plan, layer, prefix, bits, group, text) for layer, prefix in layers.items()]
-    steps += [Copy(info) for name, info in index.tensors.items() if name not in replaced]
+    head = {piece.name for piece in plan.entries[HEAD].pieces} if rounds_head(plan) else set()
+    steps += [BlockFp8(info) if name in head else Copy(info) for name, info in index.tensors.items() if name not in replaced]
     return sorted(steps, key=lambda step: _place(step.outputs[0].name))
 
 
