@@ -11,12 +11,13 @@ import logging
 import math
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Callable, ContextManager, Sequence
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 logger = logging.getLogger(__name__)
 
@@ -83,21 +84,11 @@ def usable(kernel: str, device: torch.device | str) -> bool:
     """Whether `kernel` runs on `device` and passed its self-test there.
 
     The test runs once per device, at the first question: ask while loading, not while a graph is captured. A kernel that
-    does not compile, raises or computes wrong numbers is not used; one log line says so.
+    does not compile, raises or computes wrong numbers is not used; one log line says so. Where the device has no memory for the
+    test, the next question asks again.
     """
     where = target(device)
-    if where is None:
-        return False
-    key = (kernel, where.device)
-    with _lock:
-        one_at_a_time = _running.setdefault(key, threading.Lock())
-    with one_at_a_time:
-        if key not in _verdicts:
-            problem = _run_self_test(kernel, where)
-            if problem:
-                logger.warning("kernel %s is not used on %s: %s; the plain path is used", kernel, where.device, problem)
-            _verdicts[key] = not problem
-        return _verdicts[key]
+    return where is not None and _answer(kernel, where, None)
 
 
 def all_usable(kernels: Sequence[str], device: torch.device | str) -> bool:
@@ -106,24 +97,77 @@ def all_usable(kernels: Sequence[str], device: torch.device | str) -> bool:
     where = target(device)
     if where is None or where.interpreted:  # the interpreter changes modules while it runs: one at a time
         return all([usable(kernel, device) for kernel in kernels])
-    with ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1), "a3b-self-test") as pool:
-        return all(list(pool.map(lambda kernel: usable(kernel, device), kernels)))
+    with ThreadPoolExecutor(1, "a3b-products") as products, ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1), "a3b-self-test") as pool:
+        answers = list(pool.map(lambda kernel: _answer(kernel, where, products, once=True), kernels))
+    # Those for which no memory was left beside the others are asked alone.
+    return all([answer if answer is not None else usable(kernel, device) for kernel, answer in zip(kernels, answers)])
 
 
-def _run_self_test(kernel: str, where: Target) -> str:
-    """Empty where the kernel may be used, else the reason it may not."""
+def _answer(kernel: str, where: Target, products: Executor | None, once: bool = False) -> bool | None:
+    """What `usable` says; with `once`, None where there was no memory for the test. products: see `_run_self_test`."""
+    key = (kernel, where.device)
+    with _lock:
+        one_at_a_time = _running.setdefault(key, threading.Lock())
+    with one_at_a_time:
+        if key not in _verdicts:
+            try:
+                problem = _run_self_test(kernel, where, products)
+            except torch.cuda.OutOfMemoryError:
+                if once:
+                    return None
+                logger.warning("kernel %s is not used on %s before the next load: no memory was left to check it", kernel, where.device)
+                return False
+            if problem:
+                logger.warning("kernel %s is not used on %s: %s; the plain path is used", kernel, where.device, problem)
+            _verdicts[key] = not problem
+        return _verdicts[key]
+
+
+def _run_self_test(kernel: str, where: Target, products: Executor | None) -> str:
+    """Empty where the kernel may be used, else the reason it may not. products: does torch's matrix products for this thread (see
+    `ProductsElsewhere`). Raises `torch.cuda.OutOfMemoryError`."""
     try:
         importlib.import_module("." + kernel.partition(".")[0], __package__)
         check, limit = _tests[kernel]
-        with torch.no_grad(), on_device(where.device):  # settings of a thread, and this may be any
+        with torch.no_grad(), on_device(where.device), nullcontext() if products is None else ProductsElsewhere(products):  # settings of a thread, and this may be any
             error = check(where)
             if where.device.type == "cuda":
                 torch.cuda.synchronize(where.device)
+    except torch.cuda.OutOfMemoryError:
+        raise
     except Exception as problem:  # whatever a compiler or driver raises must not stop the plain path
         lines = str(problem).strip().splitlines()
         text = f"{type(problem).__name__}: {lines[0] if lines else ''}"
         return text.encode("ascii", "replace").decode("ascii")[:200]
     return "" if error <= limit else f"its self-test is off by {error:.2e} where {limit:.0e} is allowed"
+
+
+class ProductsElsewhere(TorchDispatchMode):
+    """While it is entered, this thread's matrix products of torch are computed by the one thread of an executor.
+
+    cuBLAS keeps a workspace of 32 MB on the device for every thread that ever asked it for one, until the process ends.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        super().__init__()
+        self._executor = executor
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.overloadpacket not in _PRODUCTS:
+            return func(*args, **kwargs)
+        device = next(value.device for value in args if isinstance(value, torch.Tensor))
+        return self._executor.submit(_product, device, func, args, kwargs).result()
+
+
+def _product(device: torch.device, func: Callable[..., torch.Tensor], args: tuple, kwargs: dict) -> torch.Tensor:
+    with torch.no_grad(), on_device(device):
+        return func(*args, **kwargs)
+
+
+_PRODUCTS = frozenset(
+    getattr(torch.ops.aten, name) for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "addmv", "dot", "linalg_solve_triangular")
+)
 
 
 def on_device(device: torch.device) -> ContextManager[object]:

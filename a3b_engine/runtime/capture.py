@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Callable
 
 import torch
@@ -10,11 +11,19 @@ from ..kernels.support import on_device
 
 Launch = Callable[[], None]
 
+_streams: dict[torch.device, torch.cuda.Stream] = {}
+_lock = threading.Lock()
+
 
 def captured(work: Launch, device: torch.device) -> torch.cuda.CUDAGraph:
-    """`work` as a graph, after a first run on a side stream that compiles what is not compiled yet."""
-    with on_device(device):
-        side = torch.cuda.Stream()
+    """`work` as a graph, after a first run on a side stream that compiles what is not compiled yet.
+
+    There is one such stream a device: cuBLAS keeps a workspace of 32 MB for every stream that it has met.
+    """
+    with _lock, on_device(device):
+        side = _streams.get(device)
+        if side is None:
+            side = _streams[device] = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()

@@ -9,7 +9,9 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,30 @@ def test_a_cpu_takes_the_plain_path(monkeypatch):
     assert support.target("meta") is None
 
 
+def test_products_elsewhere_are_products():
+    """Of every kind that references use, in the one thread."""
+    a = torch.randn(3, 4, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    triangle = torch.tril(a) + 4 * torch.eye(4, dtype=torch.float64)
+
+    def products():
+        yield from (a[0] @ a[1], a @ a, a[0] @ a[0, 0], a[0, 0] @ a[0, 1], torch.nn.functional.linear(a[0], a[1], a[0, 0]))
+        yield from (torch.einsum("hkv,hk->hv", a, a[:, 0]), torch.linalg.solve_triangular(triangle, a, upper=False))
+        yield torch.nn.functional.scaled_dot_product_attention(a[None], a[None], a[None])
+
+    class Counting(ThreadPoolExecutor):
+        submitted = 0
+
+        def submit(self, *arguments):
+            self.submitted += 1
+            return super().submit(*arguments)
+
+    expected = list(products())
+    with Counting(1) as executor, support.ProductsElsewhere(executor):
+        found = list(products())
+        count = executor.submitted
+    assert count >= 7 and all(torch.allclose(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+
+
 class TestSelfTests:
     CPU = torch.device("cpu")
 
@@ -117,6 +143,38 @@ class TestSelfTests:
             assert not support.usable("wrong", "cpu") and not support.usable("wrong", "cpu")
         (record,) = caplog.records
         assert "kernel wrong is not used on cpu" in record.getMessage() and words in record.getMessage()
+
+    def test_want_of_memory_is_no_verdict(self, add, caplog):
+        tries = iter([torch.cuda.OutOfMemoryError("none left"), 1e-6])
+
+        def check(where):
+            found = next(tries)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        add("squeezed", check)
+        with caplog.at_level(logging.WARNING):
+            assert not support.usable("squeezed", "cpu") and support.usable("squeezed", "cpu")
+        (record,) = caplog.records
+        assert "before the next load" in record.getMessage()
+
+    def test_several_at_once_and_those_without_memory_again_alone(self, add, caplog):
+        """Two wait for each other, which only two threads can do; of a third the first try finds no memory."""
+        both, tries = threading.Barrier(2, timeout=30), iter([torch.cuda.OutOfMemoryError("none left"), 1e-6])
+
+        def squeezed(where):
+            found = next(tries)
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        add("left", lambda where: both.wait() * 0.0 + float((torch.eye(2) @ torch.eye(2)).sum() - 2))
+        add("right", lambda where: both.wait() * 0.0)
+        add("squeezed", squeezed)
+        with caplog.at_level(logging.WARNING):
+            assert support.all_usable(["left", "right", "squeezed"], "cpu")
+        assert not caplog.records
 
     def test_what_a_compiler_raises_disables_it(self, add, caplog):
         def check(where):
