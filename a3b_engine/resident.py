@@ -18,7 +18,7 @@ from .model.text import TextModel
 from .model.vision import VisionModel
 from .options import EngineOptions
 from .parts import EngineParts
-from .runtime.budget import Budget, Division
+from .runtime.budget import CHUNKS, Budget, Division
 from .runtime.place import without_autograd, working_on
 from .runtime.report import memory_report, size
 from .runtime.runner import Runner
@@ -126,9 +126,10 @@ class ResidentModel:
                 self._refuse(self._total(room))
             try:
                 self._residence.load(division.placement, self._total(room), progress, cancel)
+                chunk = self._beside_embedding(division, self._total(room))
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()  # what passed through on the way
-                self._arrange(division.chunk)
+                self._arrange(chunk)
             except BaseException:
                 self.unload_weights()
                 raise
@@ -293,6 +294,26 @@ class ResidentModel:
         lacking = self.loaded_bytes + working - self.vram_budget
         if lacking > 0 and self.shrink(lacking) < lacking:
             self._refuse(self.vram_budget)
+
+    def _beside_embedding(self, division: Division, total: float) -> int:
+        """The tokens of a prompt at once. Where there was no pinned RAM for the embedding it went to the device: experts give way until
+        an answer fits beside it."""
+        residence, sizes = self._residence, self._residence.sizes
+        if residence.placement.embedding == division.placement.embedding:
+            return division.chunk
+        needed = math.inf
+        for chunk in (chunk for chunk in CHUNKS if chunk <= division.chunk):
+            needed = self.loaded_bytes + residence.visiting_bytes + self._budget.working(self.context, chunk, kept=False)
+            rows = max(0, math.ceil((needed - total) / (sizes.row - sizes.record))) if needed > total else 0
+            if rows <= residence.placement.rows - sizes.fewest_rows:
+                residence.shrink(rows * sizes.row)
+                return chunk
+        least = needed - (residence.placement.rows - sizes.fewest_rows) * (sizes.row - sizes.record)
+        raise MemoryBudgetError(
+            f"{self.name}: the system gave no pinned RAM for the embedding ({size(sizes.embedding)}), so that it must be on {self.device}; at least "
+            f"{size(least)} are needed there then, and there are {size(total)}. Free RAM (close other programs), raise vram_gb (0 lets ComfyUI "
+            "decide), lower context, or choose a smaller expert_format (int4, int3)."
+        )
 
     def _refuse(self, total: float) -> NoReturn:
         sizes, least = self._residence.sizes, self._budget.least

@@ -5,24 +5,32 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import torch
+
+_GRAIN = 2 * 1024**2  # torch's allocator takes memory from CUDA in steps of this,
+_GRAINED = 10 * 1024**2  # for tensors of at least so many bytes
+
+
+def row_bytes(record: int, layers: int, device: torch.device) -> int:
+    """Bytes of a row, one expert (`record` bytes) of every layer, in memory of the device."""
+    nbytes = record * layers
+    return nbytes if device.type != "cuda" or nbytes < _GRAINED else -(-nbytes // _GRAIN) * _GRAIN
+
 
 @dataclass(frozen=True)
 class Sizes:
-    """Bytes of the parts of a model. rest: what every token needs. record: one expert; a row is one expert of every layer."""
+    """Bytes of the parts of a model. rest: what every token needs. record: one expert. row: see `row_bytes`."""
 
     rest: int
     embedding: int
     vision: int
     record: int
+    row: int
     layers: int
     experts: int
     top_k: int
     whole_only: bool = False  # experts cannot be in slots
     vision_passing: int = 0  # of the vision tower at a time, where its blocks come for a picture only
-
-    @property
-    def row(self) -> int:
-        return self.record * self.layers
 
     @property
     def fewest_rows(self) -> int:

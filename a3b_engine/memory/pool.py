@@ -16,6 +16,7 @@ from ..kernels.configs import TABLE_COLUMNS
 from ..kernels.expert_slots import LayerTables, take_slots_reference
 from ..model.moe import ExpertWeights
 from .homes import Homes
+from .placement import row_bytes
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class SlotPool:
 
     @property
     def row_bytes(self) -> int:
-        return self.layers * self.layout.nbytes
+        return row_bytes(self.layout.nbytes, self.layers, self.device)
 
     @property
     def nbytes(self) -> int:
@@ -145,14 +146,17 @@ class SlotPool:
         """Up to `count` more rows, as many as the device has memory for; they are empty. Returns the bytes."""
         taken = 0
         self._places = None
+        if count > 0 and self.device.type == "cuda":
+            torch.cuda.empty_cache()  # rows cut from large blocks that lie there unused could not be given back one by one
         for slot, row in enumerate(self._rows):
             if taken == count:
                 break
             if row is None:
                 try:
-                    self._rows[slot] = torch.empty((self.layers, self.layout.nbytes), dtype=torch.uint8, device=self.device)
+                    memory = torch.empty(self.row_bytes, dtype=torch.uint8, device=self.device)
                 except torch.cuda.OutOfMemoryError:
                     break
+                self._rows[slot] = memory[: self.layers * self.layout.nbytes].view(self.layers, self.layout.nbytes)
                 taken += 1
         if taken:
             self._holes = True

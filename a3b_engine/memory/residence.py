@@ -15,7 +15,7 @@ from ..model.moe import ExpertWeights
 from ..parts import Progress, WeightSource
 from .homes import Homes
 from .pinned import PinnedArena, PinnedMemoryError
-from .placement import Placement, Sizes
+from .placement import Placement, Sizes, row_bytes
 from .pool import CHUNK_BYTES, SlotPool
 from .pooled import PooledExperts
 from .record import RecordLayout
@@ -45,13 +45,15 @@ class Residence:
             self._layout = RecordLayout(self.shapes) if slots else None
         except CheckpointError as reason:  # layers in different formats: no slot would fit them all
             log.info("experts stay on the device as a whole: %s", reason)
-        count = text.num_hidden_layers * text.num_experts
+        layers = text.num_hidden_layers
+        count = layers * text.num_experts
         if self._layout is None:  # nothing can wait elsewhere
             tiers = {**tiers, "rest": tiers["rest"] + tiers["embedding"] + tiers["vision"], "embedding": 0, "vision": 0}
         self.sizes = Sizes(
             rest=tiers["rest"], embedding=tiers["embedding"], vision=tiers["vision"],
             record=-(-tiers["experts"] // count) if self._layout is None else self._layout.nbytes,
-            layers=text.num_hidden_layers, experts=text.num_experts, top_k=text.num_experts_per_tok, whole_only=self._layout is None,
+            row=-(-tiers["experts"] // count) * layers if self._layout is None else row_bytes(self._layout.nbytes, layers, device),
+            layers=layers, experts=text.num_experts, top_k=text.num_experts_per_tok, whole_only=self._layout is None,
             vision_passing=0 if config.vision is None else _passing(config.vision, tiers["vision"], dtype),
         )  # fmt: skip
         self._stored_experts = tiers["experts"]

