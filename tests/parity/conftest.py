@@ -11,7 +11,12 @@ for entry in (Path(__file__).resolve().parent, Path(__file__).resolve().parents[
     if str(entry) not in sys.path:
         sys.path.insert(0, str(entry))
 
-from differences import differences, pytest_terminal_summary  # noqa: E402, F401
+from differences import (  # noqa: E402, F401
+    differences,
+    pytest_sessionfinish,
+    pytest_terminal_summary,
+    pytest_testnodedown,
+)
 
 
 @pytest.fixture(autouse=True)

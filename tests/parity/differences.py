@@ -1,6 +1,6 @@
 """The largest difference of every kind that a session saw: printed at its end, and written as JSON on request.
 
-A suite takes part by importing the fixture and the hook into its conftest.
+A suite takes part by importing the fixture and the hooks into its conftest. The tests may be shared out among processes.
 """
 
 from __future__ import annotations
@@ -20,11 +20,20 @@ class Differences:
 
     def note(self, kind: str, value: float, where: str, limit: float, *, smallest: bool = False) -> float:
         """Remember `value` and return it, so that a test can assert on the same number."""
-        row = self.rows.setdefault(kind, {"value": value, "where": where, "limit": limit, "checks": 0})
-        if (value < row["value"]) if smallest else (value > row["value"]):
-            row.update(value=value, where=where)
-        row["checks"] += 1
+        self._add(kind, {"value": value, "where": where, "limit": limit, "smallest": smallest, "checks": 1})
         return value
+
+    def take_in(self, rows: dict[str, dict]) -> None:
+        """Add the rows of another process of the session."""
+        for kind, new in rows.items():
+            self._add(kind, new)
+
+    def _add(self, kind: str, new: dict) -> None:
+        row = self.rows.setdefault(kind, {**new, "checks": 0})
+        value, worst = new["value"], row["value"]
+        if (value < worst) if new["smallest"] else (value > worst):
+            row.update(value=value, where=new["where"])
+        row["checks"] += new["checks"]
 
 
 FOUND = pytest.StashKey[Differences]()
@@ -37,6 +46,20 @@ def differences(pytestconfig: pytest.Config) -> Differences:
 
 def _differences_of(config: pytest.Config) -> Differences:
     return config.stash.setdefault(FOUND, Differences())
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A worker process hands its rows, as JSON, to the process that prints."""
+    output = getattr(session.config, "workeroutput", None)
+    if output is not None:
+        output["differences"] = json.dumps(_differences_of(session.config).rows)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    """A worker process has ended; one that crashed left nothing."""
+    rows = getattr(node, "workeroutput", {}).get("differences", "{}")
+    _differences_of(node.config).take_in(json.loads(rows))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

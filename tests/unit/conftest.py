@@ -4,9 +4,13 @@ import importlib.util
 
 import pytest
 import torch
+from hypothesis import settings
 
 # Tiny models gain nothing from a second thread and lose a lot where other processes use the core it waits for.
 torch.set_num_threads(1)
+# An example may wait for a core that other tests use; what has to be quick is measured in time of the processor.
+settings.register_profile("beside others", deadline=None)
+settings.load_profile("beside others")
 
 
 @pytest.fixture(scope="session")

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,24 +28,14 @@ def mend_interpreter() -> None:
     """Repairs for Triton 3.6, to be made before kernels are launched.
 
     It keeps scalars as arrays of one element, which NumPy 2.4 no longer takes for the bound of a loop. And most of the
-    time of a test goes into replacing the whole of triton.language anew at every call of a device function, and into
-    doing every whole-number operation twice to see whether it overflows.
+    time of a test goes into replacing the whole of triton.language anew at every launch and every call of a device function,
+    and into doing every whole-number operation twice to see whether it overflows. Here the language is replaced once: in this
+    process nothing needs the other one.
     """
+    import triton.language as tl
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang_tensor
-
-    def patch_and_mend(tensor, *scope):
-        patch(tensor, *scope)
-        tensor.__index__ = lambda self: int(self.handle.data.item())  # the scope restores whatever stood there before it
-
-    interpreter._patch_lang_tensor = patch_and_mend
+    interpreter._patch_lang(SimpleNamespace(__globals__={"language": tl, "core": tl.core}))
+    tl.tensor.__index__ = lambda self: int(self.handle.data.item())
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()  # of no changes
     object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)
-    of_triton = interpreter.InterpretedFunction.__call__
-
-    def call(self, *args, **kwargs):
-        if self.fn.__module__.startswith("triton."):
-            return of_triton(self, *args, **kwargs)
-        return self.rewrite()(*args, **kwargs)
-
-    interpreter.InterpretedFunction.__call__ = call

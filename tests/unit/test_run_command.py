@@ -194,6 +194,59 @@ def test_websocket_waits_no_longer_than_asked():
         assert 0.15 < time.monotonic() - begin < 2
 
 
+@pytest.mark.parametrize(
+    "suite, options, cores, expected",
+    [
+        ("unit", [], 1, 0),
+        ("unit", [], 2, 2),
+        ("parity", ["-k", "seed"], 3, 3),
+        ("unit", [], 64, 4),
+        ("unit", ["-x", "--pdb"], 64, 0),
+        ("unit", ["-s"], 64, 0),
+        ("fuzz", [], 64, 0),
+        ("host", [], 64, 0),
+        ("browser", [], 64, 0),
+        ("gpu", [], 64, 0),
+    ],
+)
+def test_as_many_processes_as_cores_share_a_suite_out(suite, options, cores, expected, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
+    assert suites.workers(suite, options) == expected
+    monkeypatch.delattr(os, "sched_getaffinity")  # Windows and macOS
+    assert suites.workers(suite, options) == expected
+
+
+SAMPLES = {
+    "good": "import os\n\n\ndef test_one():\n    pass\n\n\ndef test_two():\n    assert os.environ['OMP_NUM_THREADS'] == '1'\n",
+    "skipped": "import pytest\n\npytest.importorskip('no_such_module')\n",
+    "wrong": "import pytest\n\n\n@pytest.mark.skip(reason='why not')\ndef test_one():\n    pass\n\n\ndef test_two():\n    assert 0\n",
+    "dies": "import os\n\n\ndef test_one():\n    os._exit(0)\n",
+}
+
+
+@pytest.mark.parametrize(
+    "files, passed, failed, skipped",
+    [(("good", "skipped"), 2, 0, 1), (("good", "skipped", "wrong"), 2, 1, 2), (("dies", "good"), None, 1, 0)],
+)
+def test_a_shared_suite_is_counted_and_a_process_that_dies_fails_it(files, passed, failed, skipped, tmp_path, monkeypatch):
+    for plugin in ("xdist", "pytest_timeout"):
+        pytest.importorskip(plugin)
+    folder = tmp_path / "tests" / "unit"
+    folder.mkdir(parents=True)
+    (tmp_path / "tests" / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    for name in files:
+        (folder / f"test_{name}.py").write_text(SAMPLES[name], encoding="utf-8")
+    monkeypatch.setattr(suites, "ROOT", tmp_path)
+    monkeypatch.setattr(suites, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(suites, "workers", lambda name, options: 2)
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+    outcome = suites.run_suite("unit", Path(sys.executable), [])
+    assert (outcome.failed, outcome.skipped, outcome.problem) == (failed, skipped, "")
+    assert passed is None or outcome.passed == passed  # how far the others came when one died is not settled
+    assert suites.report([outcome]) == (console.FAILURE if failed else 0)
+
+
 def test_counts_of_a_suite():
     outcome = suites.Outcome("unit")
     suites.count(

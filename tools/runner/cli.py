@@ -40,7 +40,8 @@ def build_parser() -> argparse.ArgumentParser:
         "test",
         usage="run.py test [SUITE ...] [--verbose] [PYTEST OPTION ...]",
         help="run the test suites",
-        epilog="For example: run.py test unit host -k seed -x",
+        epilog="For example: run.py test unit host -k seed -x. Unit and parity tests are shared out among up to "
+        "four processes, one a core; -n 0 runs them one after the other.",
     )
     test.add_argument("suites", nargs="*", metavar="SUITE", help=f"any of: {', '.join(SUITES)} (default: all)")
     test.add_argument("--verbose", action="store_true", help="show what pip and the other steps print")

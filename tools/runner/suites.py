@@ -20,6 +20,9 @@ RESULTS = WORK / "results"
 TEST_LIMIT = 600  # seconds for one test before it counts as hung
 SUITE_LIMIT = 3000
 NO_TESTS_COLLECTED = 5
+SHARED_OUT = {"unit", "parity"}  # among processes; fuzz starts its own, and a ComfyUI or a card is one for all tests
+MOST_WORKERS = 4  # each holds PyTorch and models of its own, up to two gigabytes
+AT_THE_TERMINAL = {"-s", "--capture=no", "--pdb", "--trace"}  # pytest options that need the test in pytest's own process
 
 
 @dataclass
@@ -54,11 +57,25 @@ def run_tests(suites: list[str], pytest_options: list[str], verbose: bool = Fals
     return report(outcomes)
 
 
+def workers(name: str, pytest_options: list[str]) -> int:
+    """Processes that share out the tests of a suite: one a core, at most MOST_WORKERS; 0 for none beside pytest itself."""
+    if name not in SHARED_OUT or AT_THE_TERMINAL & set(pytest_options):
+        return 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MOST_WORKERS) if cores > 1 else 0
+
+
 def run_suite(name: str, python: Path, pytest_options: list[str]) -> Outcome:
     say(f"\n=== {name} ===")
     RESULTS.mkdir(parents=True, exist_ok=True)
     figures = RESULTS / f"{name}.xml"
     figures.unlink(missing_ok=True)
+    number, sharing, threads = workers(name, pytest_options), [], {}
+    if number:
+        # Whole files, so that what a file's tests share is made once; in their order, as the longest are not the fullest.
+        # A process that dies ends the suite, as it does where there is only one.
+        sharing = [f"--numprocesses={number}", "--max-worker-restart=0", "--dist=loadfile", "--no-loadscope-reorder"]
+        threads = {"OMP_NUM_THREADS": "1"}  # the other cores have work
     command = [
         str(python),
         "-m",
@@ -70,11 +87,12 @@ def run_suite(name: str, python: Path, pytest_options: list[str]) -> Outcome:
         "-rs",
         f"--timeout={TEST_LIMIT}",
         f"--junitxml={figures}",
+        *sharing,
         *pytest_options,
     ]
     outcome, begin = Outcome(name), time.monotonic()
     process = subprocess.Popen(
-        command, cwd=ROOT, env=clean_environment(PYTHONIOENCODING="utf-8"), stdin=subprocess.DEVNULL
+        command, cwd=ROOT, env=clean_environment(PYTHONIOENCODING="utf-8", **threads), stdin=subprocess.DEVNULL
     )
     try:
         code = process.wait(SUITE_LIMIT)
