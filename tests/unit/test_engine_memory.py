@@ -3,6 +3,7 @@
 On a CPU a budget makes the engine keep its experts in slots too, in plain PyTorch.
 """
 
+import math
 import shutil
 from dataclasses import replace
 
@@ -12,6 +13,8 @@ from engine_samples import GREEDY, picture
 
 from a3b_engine import Engine, Prompt
 from a3b_engine.errors import CheckpointError, ConfigError, MemoryBudgetError
+from a3b_engine.memory.residence import Residence
+from a3b_engine.runtime.budget import Budget
 
 AMPLE = 10**12
 LONG = Prompt(system="You draw comics. " * 12, user="Tell me a story about a fox. " * 6)
@@ -85,6 +88,29 @@ def test_a_room_takes_what_it_can(random_checkpoint, least):
     with pytest.raises(MemoryBudgetError):
         mine.load_weights(room=-mine._budget.answering())
     assert mine.memory()["total"] == 0
+
+
+@pytest.mark.parametrize("more, fits", [(0.0, False), (0.5, False), (1.0, True), (1.5, True)])
+def test_without_pinned_ram_experts_give_way_to_the_embedding(random_checkpoint, engine, monkeypatch, more, fits):
+    """On a card whose system refuses pinned RAM the embedding goes to the device: then an answer fits beside it, or loading is refused."""
+    monkeypatch.setattr(Residence, "_pin", lambda self, placement: replace(placement, embedding=True))
+    monkeypatch.setattr(Budget, "seeing", 0)  # a picture wants more than an answer of this model
+    roomy = Engine.open(random_checkpoint, context=1024, vram_budget=AMPLE)
+    embedding = roomy._residence.sizes.embedding
+    mine = Engine.open(random_checkpoint, context=1024, vram_budget=roomy._budget.least + int(more * embedding))
+    asked = mine._division(math.inf).placement
+    assert not asked.embedding and embedding > 0
+    if not fits:
+        with pytest.raises(MemoryBudgetError, match="no pinned RAM for the embedding"):
+            mine.load_weights()
+        assert not mine.is_loaded and mine.memory()["total"] == 0
+        return
+    mine.load_weights()
+    assert mine._residence.placement.embedding and mine._residence.placement.rows <= asked.rows
+    held = []
+    answer = mine.generate(LONG, GREEDY, on_token=lambda event: held.append(mine.memory()["total"]))
+    assert answer.text == engine.generate(LONG, GREEDY).text and max(held) <= mine.vram_budget
+    mine.close()
 
 
 def test_pictures_are_the_same_when_the_tower_only_visits(engine, part):
