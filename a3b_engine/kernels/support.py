@@ -97,7 +97,7 @@ def all_usable(kernels: Sequence[str], device: torch.device | str) -> bool:
     where = target(device)
     if where is None or where.interpreted:  # the interpreter changes modules while it runs: one at a time
         return all([usable(kernel, device) for kernel in kernels])
-    with ThreadPoolExecutor(1, "a3b-products") as products, ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1), "a3b-self-test") as pool:
+    with ThreadPoolExecutor(1, "a3b-products", _begin, (where.device,)) as products, ThreadPoolExecutor(min(_COMPILERS, os.cpu_count() or 1), "a3b-self-test") as pool:
         answers = list(pool.map(lambda kernel: _answer(kernel, where, products, once=True), kernels))
     # Those for which no memory was left beside the others are asked alone.
     return all([answer if answer is not None else usable(kernel, device) for kernel, answer in zip(kernels, answers)])
@@ -158,6 +158,11 @@ class ProductsElsewhere(TorchDispatchMode):
             return func(*args, **kwargs)
         device = next(value.device for value in args if isinstance(value, torch.Tensor))
         return self._executor.submit(_product, device, func, args, kwargs).result()
+
+
+def _begin(device: torch.device) -> None:
+    """Make the device known to this thread: cuBLAS warns where it is the first to ask for it."""
+    torch.zeros(1, device=device)
 
 
 def _product(device: torch.device, func: Callable[..., torch.Tensor], args: tuple, kwargs: dict) -> torch.Tensor:

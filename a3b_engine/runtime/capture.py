@@ -11,7 +11,7 @@ from ..kernels.support import on_device
 
 Launch = Callable[[], None]
 
-_streams: dict[torch.device, torch.cuda.Stream] = {}
+_streams: dict[int, torch.cuda.Stream] = {}  # by the number of the device
 _lock = threading.Lock()
 
 
@@ -21,9 +21,10 @@ def captured(work: Launch, device: torch.device) -> torch.cuda.CUDAGraph:
     There is one such stream a device: cuBLAS keeps a workspace of 32 MB for every stream that it has met.
     """
     with _lock, on_device(device):
-        side = _streams.get(device)
+        number = torch.cuda.current_device()
+        side = _streams.get(number)
         if side is None:
-            side = _streams[device] = torch.cuda.Stream()
+            side = _streams[number] = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             work()

@@ -1,8 +1,10 @@
 """`python -m a3b_engine quantize`, the folder it writes, and experts rounded while they are loaded."""
 
+import gc
 import json
 import math
 import shutil
+import weakref
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +22,9 @@ from a3b_engine.checkpoint.names import is_expert_stack
 from a3b_engine.checkpoint.packed import PackedWeight
 from a3b_engine.checkpoint.quantize import convert as module
 from a3b_engine.checkpoint.quantize import head
+from a3b_engine.checkpoint.quantize import source as source_module
 from a3b_engine.checkpoint.quantize.convert import RECORD, UNFINISHED, convert
-from a3b_engine.checkpoint.quantize.head import HEAD
+from a3b_engine.checkpoint.quantize.head import HEAD, load_head
 from a3b_engine.checkpoint.quantize.steps import FewBits
 from a3b_engine.checkpoint.reader import LoadCancelled
 from a3b_engine.checkpoint.scaled import ScaledWeight
@@ -123,6 +126,26 @@ def test_a_head_that_is_the_embedding_or_fp8_already_stays(int4, tmp_path):
     assert not head.rounds_head(tied)  # FP8 since it was rounded
     plan = replace(tied, entries={name: entry for name, entry in tied.entries.items() if name != HEAD}, aliases={HEAD: "embed_tokens.weight"})
     assert not head.rounds_head(plan)
+
+
+def test_a_load_that_fails_behind_the_head_holds_nothing_of_it(random_checkpoint, monkeypatch):
+    """Even for whoever keeps the exception."""
+    made = []
+
+    def watched(*arguments):
+        weight = load_head(*arguments)
+        made.append(weakref.ref(weight.data))
+        return weight
+
+    def fails(*arguments, **options):
+        raise OSError("the disk is gone")
+
+    monkeypatch.setattr(source_module, "load_head", watched)
+    monkeypatch.setattr(source_module, "load_weights", fails)
+    with pytest.raises(OSError, match="gone") as kept:
+        parts_of_folder(random_checkpoint).with_experts("int4").weights.load(torch.device("cpu"), torch.float32, False)
+    gc.collect()
+    assert kept.value.__traceback__ is not None and len(made) == 1 and made[0]() is None
 
 
 def test_a_damaged_head_is_named(random_checkpoint):

@@ -114,17 +114,19 @@ class QuantizedExperts:
         """See `WeightSource.load`; unless `dequantize`, the experts come as `PackedWeight` and the head as `ScaledWeight`."""
         weights: dict[str, Weight] = {}
         ahead = 0 if self._head is None else replace(self._plan, entries={HEAD: self._head}, aliases={}).stored_bytes
-        if self._head is not None:
-            rounded = load_head(self._plan, torch.device(device), cancel)
-            weights[HEAD] = rounded.dequantize(dtype) if dequantize else rounded
 
         def behind(done: int, total: int) -> None:
             progress(ahead + done, ahead + total)
 
         try:
+            if self._head is not None:
+                weights[HEAD] = load_head(self._plan, torch.device(device), cancel)
+                if dequantize:
+                    weights[HEAD] = weights[HEAD].dequantize(dtype)
             return weights | self._load_others(device, dtype, dequantize, None if progress is None else behind, cancel, take_experts, on_host)
-        except BaseException:
+        except BaseException as error:
             weights.clear()
+            traceback.clear_frames(error.__traceback__)  # whoever holds the exception would hold tensors
             raise
 
     def _load_others(self, device, dtype, dequantize: bool, progress, cancel, take_experts: TakeExperts | None, on_host) -> dict[str, Weight]:
@@ -138,11 +140,10 @@ class QuantizedExperts:
         work = _Rounding(self, device, dtype, dequantize, progress, cancel, on_host, writer)
         try:
             weights = work.run(take_experts)
-        except BaseException as error:
+        except BaseException:
             work.weights.clear()
             if writer is not None:
                 writer.abandon()
-            traceback.clear_frames(error.__traceback__)  # whoever holds the exception would hold tensors
             raise
         if writer is not None and writer.finish():
             self._cached = self._with_cached()
