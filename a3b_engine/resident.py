@@ -13,12 +13,14 @@ import torch
 
 from .checkpoint.packed import PackedWeight
 from .errors import MemoryBudgetError, NotLoadedError
+from .memory.placement import most_rows, working_area
 from .memory.residence import Residence
 from .model.text import TextModel
 from .model.vision import VisionModel
 from .options import EngineOptions
 from .parts import EngineParts
 from .runtime.budget import CHUNKS, Budget, Division
+from .runtime.forward import PREFILL_CHUNK
 from .runtime.place import without_autograd, working_on
 from .runtime.report import memory_report, size
 from .runtime.runner import Runner
@@ -50,6 +52,7 @@ class ResidentModel:
         self._vision: VisionRunner | None = None
         self._runner: Runner | None = None
         self._lock = threading.RLock()
+        self._chunk = PREFILL_CHUNK  # tokens of a prompt at once
         self._unload_behind: bool | None = None  # with `park` or without, as soon as the answer being written is over
         if self._division(math.inf) is None:
             self._refuse(self._total(math.inf))
@@ -76,8 +79,13 @@ class ResidentModel:
         if division is None:
             return 0
         placement = division.placement
-        if residence.placement is not None:  # what has no place on the device now gets none before the next load
-            placement = replace(residence.placement, rows=max(placement.rows, residence.placement.rows))
+        placed = residence.placement
+        if placed is not None:  # what has no place on the device now gets none before the next load
+            rows = placement.rows
+            if placed.embedding and not placement.embedding:  # there was no pinned RAM for it
+                working = self._budget.working(self.context, self._chunk, kept=False)
+                rows = most_rows(residence.sizes, self._total(math.inf), working, self._budget.seeing, True, placed.vision)
+            placement = replace(placed, rows=max(rows, placed.rows))
         return min(self.weight_bytes, placement.nbytes(residence.sizes))
 
     @property
@@ -126,23 +134,23 @@ class ResidentModel:
                 self._refuse(self._total(room))
             try:
                 self._residence.load(division.placement, self._total(room), progress, cancel)
-                chunk = self._beside_embedding(division, self._total(room))
+                self._chunk = self._beside_embedding(division, self._total(room))
                 if self.device.type == "cuda":
                     torch.cuda.empty_cache()  # what passed through on the way
-                self._arrange(chunk)
+                self._arrange()
             except BaseException:
                 self.unload_weights()
                 raise
             log.debug("%s: %.2f GB in %.1f s", self.name, self.loaded_bytes / 1e9, time.perf_counter() - began)
 
-    def _arrange(self, chunk: int) -> None:
+    def _arrange(self) -> None:
         residence = self._residence
         if self.has_vision and residence.placement.vision:
             self._vision = VisionRunner(VisionModel(self.config.vision, residence.vision))
         text = TextModel(self.config.text, residence.weights, residence.experts())
         with working_on(self.device, self.config.text.hidden_size):
             self._runner = Runner(
-                text, self.config, self.tokenizer.size, self.context, chunk=chunk, pool=residence.pool, reroute=lambda: self.reroute
+                text, self.config, self.tokenizer.size, self.context, chunk=self._chunk, pool=residence.pool, reroute=lambda: self.reroute
             )  # fmt: skip
         self._text = text
 
@@ -298,17 +306,18 @@ class ResidentModel:
     def _beside_embedding(self, division: Division, total: float) -> int:
         """The tokens of a prompt at once. Where there was no pinned RAM for the embedding it went to the device: experts give way until
         an answer fits beside it."""
-        residence, sizes = self._residence, self._residence.sizes
-        if residence.placement.embedding == division.placement.embedding:
+        residence, sizes, placed, seeing = self._residence, self._residence.sizes, self._residence.placement, self._budget.seeing
+        if placed.embedding == division.placement.embedding:
             return division.chunk
-        needed = math.inf
+        working = 0
         for chunk in (chunk for chunk in CHUNKS if chunk <= division.chunk):
-            needed = self.loaded_bytes + residence.visiting_bytes + self._budget.working(self.context, chunk, kept=False)
-            rows = max(0, math.ceil((needed - total) / (sizes.row - sizes.record))) if needed > total else 0
-            if rows <= residence.placement.rows - sizes.fewest_rows:
-                residence.shrink(rows * sizes.row)
+            working = self._budget.working(self.context, chunk, kept=False)
+            rows = min(placed.rows, most_rows(sizes, total, working, seeing, True, placed.vision))
+            if rows >= sizes.fewest_rows:
+                residence.shrink((placed.rows - rows) * sizes.row)
                 return chunk
-        least = needed - (residence.placement.rows - sizes.fewest_rows) * (sizes.row - sizes.record)
+        fewest = replace(placed, rows=sizes.fewest_rows)
+        least = fewest.nbytes(sizes) + working_area(sizes, fewest.rows, working, seeing, fewest.vision)
         raise MemoryBudgetError(
             f"{self.name}: the system gave no pinned RAM for the embedding ({size(sizes.embedding)}), so that it must be on {self.device}; at least "
             f"{size(least)} are needed there then, and there are {size(total)}. Free RAM (close other programs), raise vram_gb (0 lets ComfyUI "

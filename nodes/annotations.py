@@ -18,7 +18,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from ..a3b_engine.errors import ConfigError
 
@@ -239,6 +239,13 @@ class Shown(tuple):
         return shown
 
 
+def _as_declared(hint: Any) -> Any:
+    """Python 3.10 makes the annotation of a parameter whose default is None optional: Annotated[...] | None."""
+    if get_origin(hint) is Union and len(inner := [each for each in get_args(hint) if each is not type(None)]) == 1 and hasattr(inner[0], "__metadata__"):
+        return inner[0]
+    return hint
+
+
 def _marker(hint: Any, kinds: tuple, where: str) -> Any:
     found = [item for item in getattr(hint, "__metadata__", ()) if isinstance(item, kinds)]
     if len(found) != 1:
@@ -283,7 +290,7 @@ def node(
     """
 
     def build(function: Callable) -> type:
-        hints = get_type_hints(function, include_extras=True)
+        hints = {name: _as_declared(hint) for name, hint in get_type_hints(function, include_extras=True).items()}
         outputs = [_marker(hint, (Output,), f"{node_id}: output {i}") for i, hint in enumerate(get_args(hints["return"]))]
         parameters = inspect.signature(function).parameters
         markers = {name: _marker(hints[name], (Input, Hidden), f"{node_id}.{name}") for name in parameters}

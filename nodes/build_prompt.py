@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 from ..a3b_engine.errors import PromptError
 from ..a3b_engine.prompt import Prompt, build_messages
@@ -36,7 +36,7 @@ def A3BBuildPrompt(
     label_images: Annotated[
         bool, Flag(tooltip='Writes "Picture 1: " and so on before each picture, so that the text can speak of them by number.')
     ] = False,
-    images: Annotated[Any, Socket(A3B_IMAGES, optional=True, tooltip="From Encode Image 384px.")] = None,
+    images: Annotated[tuple | None, Socket(A3B_IMAGES, optional=True, tooltip="From Encode Image 384px.")] = None,
     preset: Annotated[
         str,
         Choice(

@@ -40,7 +40,7 @@ def A3BEncodeImage(
         ),
     ] = "keep",
     images: Annotated[
-        Any,
+        tuple | None,
         Socket(
             A3B_IMAGES,
             optional=True,

@@ -68,7 +68,7 @@ def _formats(engine: Any, weights: int) -> list[tuple[int, str]]:
         return []
     now = engine.parts.weights.tier_bytes(engine.dtype, False)
     experts = now["experts"]
-    here = weights - (engine.weight_bytes - experts)  # the rest is on the device always, nearly
+    here = min(experts, weights - now["rest"])  # before an expert leaves the device, embedding and vision tower have left
     found = []
     for name in SMALLER_FORMATS:
         try:

@@ -75,13 +75,13 @@ def place(sizes: Sizes, room: float, working: int, seeing: int) -> Placement | N
     back for every picture.
     """
     for embedding, vision in ((True, True), (False, True), (False, False)):
-        rows = _most_rows(sizes, room, working, seeing, embedding, vision)
+        rows = most_rows(sizes, room, working, seeing, embedding, vision)
         if rows == sizes.experts:
             return Placement(rows, embedding, vision)
     return Placement(rows, False, False) if rows >= sizes.fewest_rows else None
 
 
-def _most_rows(sizes: Sizes, room: float, working: int, seeing: int, embedding: bool, vision: bool) -> int:
+def most_rows(sizes: Sizes, room: float, working: int, seeing: int, embedding: bool, vision: bool) -> int:
     """The most rows for which weights and `working_area` fit; -1 where not even none does."""
     left = room - Placement(0, embedding, vision).nbytes(sizes)
     # A further row makes the room for visiting experts smaller by one record.

@@ -221,8 +221,12 @@ def _read_escaped(found: Scan, text: str, start: int, fuel: Fuel, is_useful: Cal
 
 
 def clean(text: str) -> tuple[str, list[tuple[bool, str]]]:
-    """The text without a byte order mark and without lone surrogates, and what was done (True: it changed a value)."""
+    """The text without a byte order mark, lone surrogates and white space at its end, and what was done (True: it changed a value).
+
+    A line end behind a cut text is none of the model's: who printed or saved it has put it there.
+    """
     done = []
+    text = text.rstrip()
     if text.startswith("\ufeff"):
         text = text.lstrip("\ufeff")
         done.append((False, "a byte order mark is left out"))

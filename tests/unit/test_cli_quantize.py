@@ -148,6 +148,34 @@ def test_a_load_that_fails_behind_the_head_holds_nothing_of_it(random_checkpoint
     assert kept.value.__traceback__ is not None and len(made) == 1 and made[0]() is None
 
 
+def test_a_head_takes_values_that_float16_does_not_have():
+    plain = torch.full((128, 128), 3.0)
+    plain[5, 5] = 1e6
+    assert head.fp8_head(plain, torch.device("cpu")).dequantize(torch.float32)[5, 5] == pytest.approx(1e6, rel=0.01)
+
+
+def test_rounding_the_head_can_be_cancelled_at_any_band(monkeypatch):
+    monkeypatch.setattr(head, "ROWS_AT_ONCE", 128)
+    calls = []
+    with pytest.raises(LoadCancelled):
+        head.fp8_head(torch.ones(1024, 128), torch.device("cpu"), lambda: calls.append(0) or len(calls) > 3)
+    assert len(calls) == 4
+
+
+def test_a_result_of_a_version_that_left_the_head_alone_is_told_apart(random_checkpoint, tmp_path, caplog):
+    target = convert(random_checkpoint, tmp_path / "small", "int4").folder
+    record = json.loads((target / RECORD).read_text(encoding="utf-8"))
+    assert record.pop("head") == "fp8"
+    (target / RECORD).write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(CheckpointError, match="an earlier version made it .* can be used as it is; delete it"):
+        convert(random_checkpoint, target, "int4")
+    unfinished = tmp_path / f"other{UNFINISHED}"
+    unfinished.mkdir()
+    (unfinished / RECORD).write_text(json.dumps(record), encoding="utf-8")
+    assert convert(random_checkpoint, tmp_path / "other", "int4").resumed == 0
+    assert any("by another version; it is begun anew" in record.getMessage() for record in caplog.records)
+
+
 def test_a_damaged_head_is_named(random_checkpoint):
     plain = torch.zeros(300, 128)
     plain[299, 5] = math.nan

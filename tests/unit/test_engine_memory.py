@@ -94,7 +94,6 @@ def test_a_room_takes_what_it_can(random_checkpoint, least):
 def test_without_pinned_ram_experts_give_way_to_the_embedding(random_checkpoint, engine, monkeypatch, more, fits):
     """On a card whose system refuses pinned RAM the embedding goes to the device: then an answer fits beside it, or loading is refused."""
     monkeypatch.setattr(Residence, "_pin", lambda self, placement: replace(placement, embedding=True))
-    monkeypatch.setattr(Budget, "seeing", 0)  # a picture wants more than an answer of this model
     roomy = Engine.open(random_checkpoint, context=1024, vram_budget=AMPLE)
     embedding = roomy._residence.sizes.embedding
     mine = Engine.open(random_checkpoint, context=1024, vram_budget=roomy._budget.least + int(more * embedding))
@@ -106,7 +105,9 @@ def test_without_pinned_ram_experts_give_way_to_the_embedding(random_checkpoint,
         assert not mine.is_loaded and mine.memory()["total"] == 0
         return
     mine.load_weights()
-    assert mine._residence.placement.embedding and mine._residence.placement.rows <= asked.rows
+    rows = mine._residence.placement.rows
+    assert mine._residence.placement.embedding and rows <= asked.rows
+    assert mine.grow() == 0 and mine._residence.placement.rows == rows and mine.most_bytes == mine.loaded_bytes
     held = []
     answer = mine.generate(LONG, GREEDY, on_token=lambda event: held.append(mine.memory()["total"]))
     assert answer.text == engine.generate(LONG, GREEDY).text and max(held) <= mine.vram_budget

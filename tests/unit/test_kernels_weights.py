@@ -144,8 +144,15 @@ class TestSelfTests:
         (record,) = caplog.records
         assert "kernel wrong is not used on cpu" in record.getMessage() and words in record.getMessage()
 
-    def test_want_of_memory_is_no_verdict(self, add, caplog):
-        tries = iter([torch.cuda.OutOfMemoryError("none left"), 1e-6])
+    @pytest.mark.parametrize(
+        "problem",
+        [
+            torch.cuda.OutOfMemoryError("none left"), RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            RuntimeError("CUDA error: out of memory"), RuntimeError("Triton Error [CUDA]: out of memory"),
+        ],
+    )  # fmt: skip
+    def test_want_of_memory_is_no_verdict(self, add, caplog, problem):
+        tries = iter([problem, 1e-6])
 
         def check(where):
             found = next(tries)
@@ -158,6 +165,14 @@ class TestSelfTests:
             assert not support.usable("squeezed", "cpu") and support.usable("squeezed", "cpu")
         (record,) = caplog.records
         assert "before the next load" in record.getMessage()
+
+    def test_a_thread_that_finds_no_memory_at_its_beginning_goes_on(self, add, monkeypatch):
+        def full(*arguments, **options):
+            raise torch.cuda.OutOfMemoryError("none left")
+
+        add("product", lambda where: float((torch.eye(2) @ torch.eye(2)).sum() - 2))
+        monkeypatch.setattr(support.torch, "zeros", full)
+        assert support.all_usable(["product"], "cpu")
 
     def test_several_at_once_and_those_without_memory_again_alone(self, add, caplog):
         """Two wait for each other, which only two threads can do; of a third the first try finds no memory."""

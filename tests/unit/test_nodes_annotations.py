@@ -1,6 +1,6 @@
 """nodes/annotations.py: signatures become V1 node classes."""
 
-from typing import Annotated
+from typing import Annotated, Optional
 
 import pytest
 from fake_comfy import part
@@ -31,6 +31,13 @@ def example(**options):
         return words * count, [seed]
 
     return made
+
+
+def test_hints_as_python_3_10_gives_them():
+    """There a default of None makes an annotation optional, and the node would have no input of that name."""
+    hint = Annotated[tuple, Socket("IMAGES", tooltip="i", optional=True)]
+    assert annotations._as_declared(Optional[hint]) == hint
+    assert annotations._as_declared(hint) is hint and annotations._as_declared(Optional[int]) == Optional[int]
 
 
 def test_inputs_carry_types_ranges_defaults_and_tooltips():

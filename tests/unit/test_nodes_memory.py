@@ -125,6 +125,14 @@ def test_levers_are_named_with_what_they_save_the_strongest_first():
     assert texts[1:] == ["expert_format = int4 takes 9.0 GB less", "context = 4096 (now 8192) takes 0.50 GB less"]
 
 
+def test_a_smaller_format_saves_of_the_smallest_part_too():
+    """4 of 7 GB are no experts; of the other three int4 takes half, and the head becomes smaller."""
+    texts = advice.levers(big_engine(), HANDLE, 7 * GB)
+    assert "expert_format = int4 takes 2.5 GB less" in texts
+    whole = advice.levers(big_engine(weight_bytes=38 * GB), HANDLE, 38 * GB)  # with 2 GB that leave before any expert does
+    assert any(text.startswith("expert_format = int4 takes 17.0 GB less") for text in whole)
+
+
 def test_levers_that_do_nothing_are_not_named():
     smallest = advice.levers(big_engine(experts_may_shrink=False, context=512), HANDLE, 7 * GB)
     assert smallest == []

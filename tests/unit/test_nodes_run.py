@@ -121,6 +121,9 @@ def test_a_foreign_object_on_our_sockets_is_named(model):
         generate(model, prompt="hi")
     with pytest.raises(errors.ConfigError, match="^model: dict"):
         generate({}, prompt=Prompt(user="hi"))
+    for pictures in ("hello", 5, True, {"a": 1}):
+        with pytest.raises(errors.ConfigError, match="^images: .* came over the link, but A3B_IMAGES is expected"):
+            run("A3BBuildPrompt", **{**widgets("A3BBuildPrompt"), "text": "x", "images": pictures})
 
 
 def test_a_cached_handle_whose_folder_is_gone(comfy, model):

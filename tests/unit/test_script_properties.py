@@ -279,6 +279,15 @@ def test_a_cut_text_keeps_what_is_whole(script, share):
 
 
 @QUICK
+@given(scripts(), st.floats(0, 1), st.sampled_from(["\n", "\r\n", " \n\n"]), st.sampled_from([None, 1]))
+def test_a_line_end_behind_a_text_changes_nothing(script, share, end, indent):
+    """Whoever prints or saves a cut answer ends its last line, in the middle of a key or of a text."""
+    text = json.dumps(script, ensure_ascii=False, indent=indent)
+    text = text[: int(len(text) * share)]
+    assert parse_script(text + end) == parse_script(text)
+
+
+@QUICK
 @given(st.text(max_size=200))
 def test_no_text_raises(text):
     result = parse_script(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable
@@ -20,10 +21,13 @@ from ..plan import build_plan
 from ..schemes import declared_block_size, split_name
 from ..write import BLOCK, fp8_config, write_json
 from .calibration import TOKENS, calibration_tokens
+from .head import rounds_head
 from .matrix import default_group
 from .record import METHOD, VERSION
 from .shard import Output, ShardWriter, shard_size
 from .steps import BlockFp8, CalibrationText, Copy, Step, steps_to_few_bits, steps_to_fp8
+
+log = logging.getLogger(__name__)
 
 FORMS = {"int4": 4, "int3": 3, "fp8": 8}
 RECORD = "a3b_quantize.json"
@@ -78,7 +82,7 @@ def convert(
         group = default_group({name: entry.shape[-1] for name, entry in plan.entries.items() if is_expert_stack(name)}, FORMS[to], group)
         steps = steps_to_few_bits(index, plan, FORMS[to], group, text)
     shards = _shards(steps, shard_bytes)
-    job = _job(source, index, to, group, shard_bytes)
+    job = _job(source, index, to, group, shard_bytes, rounds_head(plan))
     size = sum(output.nbytes for step in steps for output in step.outputs)
     if _holds(target, job):
         return Converted(target, size, made=False)
@@ -150,14 +154,14 @@ def _shard_names(count: int) -> list[str]:
     return [f"model-{number:05d}-of-{count:05d}.safetensors" for number in range(1, count + 1)]
 
 
-def _job(source: Path, index: CheckpointIndex, to: str, group: int | None, shard_bytes: int) -> dict:
+def _job(source: Path, index: CheckpointIndex, to: str, group: int | None, shard_bytes: int, head: bool) -> dict:
     """What makes two runs the same: the source's files and what is asked for."""
     files = {}
     for path in sorted(index.files):
         status = path.stat()
         files[path.name] = [status.st_size, status.st_mtime_ns]
     job = {"made_by": METHOD, "version": VERSION, "to": to, "shard_bytes": shard_bytes, "source": source.resolve().name, "files": files}
-    return job if to == "fp8" else {**job, "group": group, "head": "fp8"}
+    return job if to == "fp8" else {**job, "group": group, **({"head": "fp8"} if head else {})}
 
 
 def _holds(target: Path, job: dict) -> bool:
@@ -168,9 +172,12 @@ def _holds(target: Path, job: dict) -> bool:
         names = [path.name for path in target.iterdir()]
         if not names:
             return False
-        if "config.json" in names and _read_job(target) == job:
+        found = _read_job(target) if "config.json" in names else None
+        if found == job:
             CheckpointIndex.open(target)  # says what is missing or cut
             return True
+        if found is not None and found == {name: value for name, value in job.items() if name != "head"}:
+            raise CheckpointError(f"{target}: an earlier version made it of the same files, with the head as it was. It can be used as it is; delete it to have it made anew.")
     raise CheckpointError(f"{target}: exists and holds something else. Give a new folder, or delete this one first.")
 
 
@@ -197,6 +204,8 @@ def _working_folder(source: Path, target: Path, job: dict) -> Path:
             return folder
         if any(folder.iterdir()) and not (isinstance(found, dict) and found.get("made_by") == METHOD):
             raise CheckpointError(f"{folder}: exists and was not made by this command. Delete it or give another target.")
+        if isinstance(found, dict):
+            log.warning("%s: was begun with other files or by another version; it is begun anew", folder)
         for path in folder.iterdir():
             path.unlink()
     else:

@@ -11,13 +11,14 @@ from typing import Callable, Iterator
 import torch
 
 from ..dtypes import DENSE_CODES, torch_dtype
-from ..reader import load_weights
+from ..reader import LoadCancelled, load_weights
 from ..scaled import ScaledWeight
 from ..storage import Entry, LoadPlan
 from ..write import BLOCK, quantize_fp8_block
 from .matrix import check_matrix
 
 HEAD = "lm_head.weight"
+FP8_LIMIT = torch.finfo(torch.bfloat16).max  # the scale of a block has the range of bfloat16
 ROWS_AT_ONCE = 64 * BLOCK[0]  # 64 MB in float32 at 2,048 columns
 
 
@@ -44,17 +45,19 @@ def load_head(plan: LoadPlan, device: torch.device, cancel: Callable[[], object]
     entry = plan.entries[HEAD]
     dtype = torch.float32 if entry.dtype == "F64" else torch_dtype(entry.dtype)
     plain = load_weights(replace(plan, entries={HEAD: entry}, aliases={}), "cpu", dtype, cancel=cancel)[HEAD]
-    return fp8_head(plain, device)
+    return fp8_head(plain, device, cancel)
 
 
-def fp8_head(plain: torch.Tensor, device: torch.device) -> ScaledWeight:
-    """plain [N, K] of floats, on any device -> rounded, on `device`."""
+def fp8_head(plain: torch.Tensor, device: torch.device, cancel: Callable[[], object] | None = None) -> ScaledWeight:
+    """plain [N, K] of floats, on any device -> rounded, on `device`. cancel is called before each band: as in `load_weights`."""
     rows, columns = plain.shape
     data = torch.empty((rows, columns), dtype=torch.float8_e4m3fn, device=device)
     scale = torch.empty((-(-rows // BLOCK[0]), -(-columns // BLOCK[1])), dtype=torch.float32, device=device)
     for first, stop in bands(rows):
+        if cancel is not None and cancel() is True:
+            raise LoadCancelled("Loading the model was cancelled; nothing of it is left in memory.")
         band = plain[first:stop].to(device).float()
-        check_matrix(band, HEAD, "FP8")
+        check_matrix(band, HEAD, "FP8", FP8_LIMIT)
         codes, factors = quantize_fp8_block(band)
         data[first:stop] = codes
         scale[first // BLOCK[0] : -(-stop // BLOCK[0])] = factors.float()

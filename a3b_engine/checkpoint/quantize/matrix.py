@@ -98,10 +98,10 @@ def _quantize_rows(
     return pack_codes(stored, bits), groups.scale.view(count, rows, -1).half(), zero.to(torch.uint8)
 
 
-def check_matrix(weights: torch.Tensor, name: str, form: str) -> None:
-    """Raises `CheckpointError` for values that have no place in `form`."""
+def check_matrix(weights: torch.Tensor, name: str, form: str, limit: float = _FLOAT16_MAX) -> None:
+    """Raises `CheckpointError` for values that have no place in `form`, whose largest is `limit`."""
     largest = weights.abs().amax()
-    if not largest <= _FLOAT16_MAX:  # a comparison that NaN fails too
+    if not largest <= limit:  # a comparison that NaN fails too
         found = f"a value as large as {largest.item():g}" if torch.isfinite(largest) else "values that are not finite (NaN or infinity)"
         raise CheckpointError(f"{name}: holds {found}, which cannot be stored in {form}. Damaged? Download the folder again.")
 

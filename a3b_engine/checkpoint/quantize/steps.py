@@ -20,7 +20,7 @@ from ..schemes import split_name
 from ..write import BLOCK, FP8_MODULE, quantize_fp8_block
 from .calibration import Calibration
 from .experts import Portions, quantize_experts
-from .head import HEAD, bands, rounds_head
+from .head import FP8_LIMIT, HEAD, bands, rounds_head
 from .matrix import check_matrix, check_shape
 from .record import stored_names
 from .shard import Output
@@ -178,7 +178,7 @@ class BlockFp8:
             for begin, stop in bands(rows):
                 raw = _read(self.source, (first + begin) * row_bytes, (stop - begin) * row_bytes)
                 weight = torch.frombuffer(raw, dtype=torch_dtype(self.source.dtype)).view(stop - begin, columns).to(device).float()
-                check_matrix(weight, module, "FP8")
+                check_matrix(weight, module, "FP8", FP8_LIMIT)
                 codes, scale = quantize_fp8_block(weight)
                 write(f"{module}.weight", codes, begin * columns)
                 write(f"{module}.weight_scale_inv", scale, begin // BLOCK[0] * scale_row_bytes)
