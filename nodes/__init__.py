@@ -1,5 +1,7 @@
 """The ComfyUI side of the pack: thin nodes over `a3b_engine`."""
 
+from pathlib import Path
+
 from . import host
 from .build_prompt import A3BBuildPrompt
 from .edit_script import A3BEditScript
@@ -28,3 +30,4 @@ NODE_DISPLAY_NAME_MAPPINGS = {node.NODE_ID: node.TITLE for node in NODES}
 
 # Other packs and extra_model_paths.yaml share the same folder key, so it is announced as soon as the pack is there.
 host.register_model_folder()
+host.check_folder_name(Path(__file__).parent.parent.name)  # not resolved: ComfyUI goes by the name of a link, too

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +32,20 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", 
 
 
 # -- folders ---------------------------------------------------------------------------------------------------------
+
+
+def check_folder_name(name: str) -> None:
+    """Warn where the pack's own folder bears a name that ComfyUI's addresses of templates and help pages do not carry.
+
+    `name`: as it stands in custom_nodes. With a space, a dot, a letter outside ASCII and the like the nodes load, but their
+    templates, pictures and help pages answer 404, and nothing else would say why.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        log.warning(
+            "A3B: the pack's folder is named %a. With characters other than letters, digits, - and _ its templates and help pages may not "
+            "open: rename the folder (a3b-comic-script) and restart ComfyUI",
+            name,
+        )
 
 
 def register_model_folder() -> None:

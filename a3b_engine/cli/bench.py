@@ -138,7 +138,7 @@ def _engine_options(options: argparse.Namespace) -> EngineOptions:
     if options.routing not in ROUTINGS:
         raise ConfigError(f"--routing: found {options.routing!r}, expected one of {', '.join(ROUTINGS)}.")
     if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError("--device: torch sees no CUDA card here. With --device cpu --layers 2 it runs for a quick look, without meaning for a card.")
+        raise ConfigError("--device: torch sees no CUDA card here. For a quick look, without meaning for a card: --model demo_model/a3b-drawn-scenes-demo --device cpu --context 512 --repeat 1 --new 32")
     budget = math.ceil(options.vram_gb * 1e9) or None
     own = STORED if options.model is None else options.format  # random weights come in their format
     return EngineOptions.checked(options.device, expert_format=own, vram_budget=budget, park=budget is not None)

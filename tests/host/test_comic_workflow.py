@@ -15,6 +15,7 @@ from comfy_server import (
     watch,
     witnessed,
 )
+from tools.runner.workflow import Workflow
 
 LISTS = {"prompt": 0, "negative": 1, "caption": 2, "dialogue": 3, "seed": 4, "width": 5, "height": 6, "index": 7}
 SINGLES = {"count": 8, "script": 9, "report": 10, "joined": 11}
@@ -79,6 +80,23 @@ def test_an_identical_run_is_cached(server):
     entry = succeeded(server, workflow)
     assert {workflow.node("A3BGenerate"), workflow.node("A3BParsePanels")} <= cached_nodes(entry)
     assert time.monotonic() - begin < 2
+
+
+def test_a_workflow_without_the_model_in_between_does_not_load_again(server):
+    """ComfyUI forgets the loader's output and runs the node anew; the engine behind it is the same."""
+    workflow = text_workflow(server, seed=41)
+    succeeded(server, workflow)
+    before = loads(server)
+    between = Workflow(
+        {
+            "dot": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 0}},
+            "save": {"class_type": "SaveImage", "inputs": {"images": ["dot", 0], "filename_prefix": "between"}},
+        }
+    )
+    succeeded(server, between)
+    entry = succeeded(server, workflow.set("A3BGenerate", seed=42))
+    assert workflow.node("A3BLoadModel") not in cached_nodes(entry), "the node was to run again"
+    assert loads(server) == before
 
 
 def test_two_loader_nodes_share_one_engine(server):

@@ -188,7 +188,7 @@ def test_bad_input_is_one_line_and_exit_code_2(capsys, arguments, problem):
 def test_no_card_is_one_clear_line(capsys):
     assert main(["bench"]) == 2
     assert capsys.readouterr().err == (
-        "a3b_engine: --device: torch sees no CUDA card here. With --device cpu --layers 2 it runs for a quick look, without meaning for a card.\n"
+        "a3b_engine: --device: torch sees no CUDA card here. For a quick look, without meaning for a card: --model demo_model/a3b-drawn-scenes-demo --device cpu --context 512 --repeat 1 --new 32\n"
     )
 
 

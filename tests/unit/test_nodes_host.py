@@ -77,6 +77,20 @@ def test_outside_comfyui_nothing_is_announced(monkeypatch):
     host.register_model_folder()
 
 
+@pytest.mark.parametrize("name", ["my pack", "\u6f2b\u753b", "pack (copy)", "pack.1", "a@b", "50%", "a[1]", "a\nb", "a\n", ""])
+def test_a_folder_name_that_hides_the_help_pages_is_told(caplog, name):
+    host.check_folder_name(name)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"A3B: the pack's folder is named {name!a}.") and "rename the folder" in message and "restart" in message
+    assert message.isascii() and "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["a3b-comic-script", "main", "A3B_Comic-Script2"])
+def test_other_folder_names_are_left_alone(caplog, name):
+    host.check_folder_name(name)
+    assert caplog.records == []
+
+
 def test_devices(comfy, monkeypatch, caplog):
     """V09, V10"""
     assert host.device_names() == ["auto", "cpu"]

@@ -1,7 +1,9 @@
 """What the pack as a whole promises: ids, widget order, texts, help pages."""
 
+import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -196,6 +198,27 @@ def test_only_two_files_import_comfyui():
     pattern = re.compile(r"^\s*(?:import|from) (?:comfy|folder_paths|server)\b", re.MULTILINE)
     found = {path.name for path in (ROOT / "nodes").glob("*.py") if pattern.search(path.read_text(encoding="ascii"))}
     assert found == {"host.py", "residency.py"}
+
+
+def test_importing_from_a_folder_whose_templates_cannot_be_found_is_told_once(tmp_path, caplog):
+    """Templates and help pages of such a folder answer 404; the nodes load all the same."""
+    name, folder = "custom_nodes/my pack", tmp_path / "my pack"
+    skipped = shutil.ignore_patterns("__pycache__")
+    for part in ("nodes", "a3b_engine"):
+        shutil.copytree(ROOT / part, folder / part, ignore=skipped)
+    shutil.copy(ROOT / "__init__.py", folder)
+    before = set(sys.modules)
+    try:
+        spec = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    finally:
+        for added in set(sys.modules) - before:
+            if added.startswith(name):
+                del sys.modules[added]
+    assert list(module.NODE_CLASS_MAPPINGS) == IDS
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert "'my pack'" in message and "rename the folder" in message
 
 
 def test_importing_the_pack_is_light():
