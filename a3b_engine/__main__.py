@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from .cli.console import READER_GONE, ReaderGone, fail, say, use_utf8
+from .cli.console import READER_GONE, ReaderGone, fail, lost, say, use_utf8
 from .errors import A3BError
 
 COMMANDS = ("generate", "parse", "bench", "quantize")
@@ -40,6 +40,8 @@ def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) ->
     except SystemExit:
         say(end="")  # a help text that nobody reads: said here, not by Python at its end
         raise
+    except OSError as error:  # the same from Python 3.10's argparse
+        lost(sys.stdout, error)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import errno
 import json
 import os
 import sys
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 # Exit codes
 CUT = 1
@@ -17,7 +17,7 @@ _NO_READER = (errno.EPIPE, errno.EINVAL)
 
 
 class ReaderGone(Exception):
-    """Nobody reads a standard stream of this process any more, as behind `| head`: no error, there is nobody to tell."""
+    """Nobody reads the output of this process any more, as behind `| head`: no error, there is nobody to tell."""
 
 
 def use_utf8() -> None:
@@ -33,8 +33,11 @@ def say(text: str = "", end: str = "\n") -> None:
 
 
 def note(text: str = "", end: str = "\n") -> None:
-    """To standard error, at once: progress and remarks. Raises as `say` does."""
-    _write(sys.stderr, text + end)
+    """To standard error, at once: progress and remarks. What cannot be written is given up, and the work goes on."""
+    try:
+        _write(sys.stderr, text + end)
+    except (ReaderGone, OSError):
+        pass
 
 
 def print_json(value: Any, indent: int | None = 2) -> None:
@@ -43,11 +46,8 @@ def print_json(value: Any, indent: int | None = 2) -> None:
 
 def fail(message: object) -> int:
     """One line on stderr; returns the exit code for bad input."""
-    try:
-        note(f"a3b_engine: {' '.join(str(message).split())}")
-    except (ReaderGone, OSError):
-        pass  # the exit code still tells
-    return BAD_INPUT
+    note(f"a3b_engine: {' '.join(str(message).split())}")
+    return BAD_INPUT  # tells, also where the line cannot
 
 
 def _write(stream: TextIO | None, text: str) -> None:
@@ -57,10 +57,15 @@ def _write(stream: TextIO | None, text: str) -> None:
         stream.write(text)
         stream.flush()
     except OSError as error:
-        _silence(stream)
-        if error.errno in _NO_READER:
-            raise ReaderGone from None
-        raise
+        lost(stream, error)
+
+
+def lost(stream: TextIO, error: OSError) -> NoReturn:
+    """After `error` from writing to a stream. Raises ReaderGone, or the error for a full disk and the like."""
+    _silence(stream)
+    if error.errno in _NO_READER:
+        raise ReaderGone from None
+    raise error
 
 
 def _silence(stream: TextIO) -> None:

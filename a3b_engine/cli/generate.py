@@ -7,14 +7,16 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ImageError, MemoryBudgetError, PromptError
+from ..errors import ConfigError, ImageError, MemoryBudgetError, PromptError
 from ..prompt import Prompt, build_messages
 from ..sampling_presets import SCRIPT, chosen_numbers
 from ..script.instructions import LANGUAGES, NO_PRESET, PRESET_NAMES, form_of, system_text, with_choices
-from ..script.presets import PRESETS
+from ..script.presets import JOBS, PRESETS
 from .console import CUT, note, print_json, say
 
-USUAL_PANELS = 4  # as the widget of the Generate node
+USUAL_PANELS = 4  # as the widgets of the Generate and Build nodes
+USUAL_ROUNDS = 4
+USUAL_PROMPT_LANGUAGE = "English"
 COMIC_PRESET = "western"  # of --comic alone; the example workflow's
 # Sampling numbers where nothing is asked; a comic script takes those of the Generate node.
 _FREE = {
@@ -34,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         f" (default: {COMIC_PRESET} with --comic and no --system, else {NO_PRESET})",
     )  # fmt: skip
     parser.add_argument("--language", choices=LANGUAGES, metavar="NAME", help=f"language of the answer, in a comic of captions and dialogue: {', '.join(LANGUAGES)} (default: that of the text)")
-    parser.add_argument("--prompt-language", choices=LANGUAGES, default="English", metavar="NAME", help="language of what an image model reads in a comic script (default %(default)s)")
+    parser.add_argument("--prompt-language", choices=LANGUAGES, metavar="NAME", help=f"language of what an image model reads in a comic script (default {USUAL_PROMPT_LANGUAGE})")
     parser.add_argument("--image", action="append", default=[], type=Path, metavar="FILE", help="picture, may be repeated")
     parser.add_argument("--image-size", type=int, default=384, metavar="PX", help="encoder input size (default %(default)s)")
     parser.add_argument("--fit", default="keep", choices=("keep", "letterbox", "crop", "stretch"))
@@ -42,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     shape.add_argument("--schema", type=Path, metavar="FILE", help="JSON schema the answer must follow")
     shape.add_argument("--comic", type=int, nargs="?", const=USUAL_PANELS, metavar="N", help="answer with a comic script of N panels (default %(const)s)")
     shape.add_argument("--regex", metavar="RE", help="regular expression the answer must match")
-    parser.add_argument("--rounds", type=int, default=4, metavar="N", help="rows of dialogue in the whole comic script (default %(default)s)")
+    parser.add_argument("--rounds", type=int, metavar="N", help=f"rows of dialogue in the whole comic script (default {USUAL_ROUNDS})")
     parser.add_argument("--short", action="store_true", help="a comic script with fewer fields, a quarter of the tokens")
     parser.add_argument("--thinking", action="store_true", help="let the model think first")
     parser.add_argument("--thinking-budget", type=int, metavar="N", help="close the thinking after N tokens")
@@ -70,12 +72,15 @@ def run(options: argparse.Namespace) -> int:
     from ..engine import Engine
     from ..sampling import SamplingParams
 
-    panels, preset = _panels(options), _preset(options)
+    _check_forms(options)
+    system = _text(options.system)
+    panels, preset = _panels(options), _preset(options, system)
+    rounds = USUAL_ROUNDS if options.rounds is None else options.rounds
     schema = _read_text(options.schema) if options.schema else None
     if panels is not None:
         from ..script.grammar import comic_json_schema
 
-        schema = comic_json_schema(panels, options.rounds, brief=options.short)
+        schema = comic_json_schema(panels, rounds, brief=options.short)
     limit = options.max_new_tokens
     if limit is None:
         limit = 1024 if schema is None else 4096
@@ -90,8 +95,12 @@ def run(options: argparse.Namespace) -> int:
         raise MemoryBudgetError(f"--vram-gb: found {options.vram_gb}, expected gigabytes, or 0 for no cap.")
     budget = math.ceil(options.vram_gb * 1e9) or None
     pictures = [_open_picture(path) for path in options.image]
-    prompt = _prompt(options, preset, panels, pictures)
+    system = system_text(preset, system, options.language, options.prompt_language or USUAL_PROMPT_LANGUAGE)
+    prompt = Prompt(user=_text(options.prompt), system=system, images=pictures, form=form_of(preset))
+    prompt = with_choices(prompt, panels or USUAL_PANELS, rounds, options.short)
     build_messages(prompt)  # wrong markers are said before gigabytes are read
+    if panels is None and (idle := _comic_options(options, system)):
+        note(f"generate: {', '.join(idle)}: no effect without a comic script (--comic, or --preset {', '.join(PRESETS)})")
     device = options.device
     if device == "auto":
         device = "cuda:0" if torch.cuda.is_available() else "cpu"
@@ -119,24 +128,35 @@ def run(options: argparse.Namespace) -> int:
     return CUT if constrained and answer.finish_reason == "length" else 0
 
 
+def _check_forms(options: argparse.Namespace) -> None:
+    """Refuse instructions for one form of answer with a grammar for another."""
+    preset = options.preset
+    if preset in JOBS and options.comic is not None:
+        raise ConfigError(f"--preset {preset} and --comic: the first asks for plain text, the second for a comic script. Leave one out, or name a comic preset: {', '.join(PRESETS)}.")
+    other = "--schema" if options.schema is not None else "--regex" if options.regex is not None else None
+    if preset in PRESETS and other:
+        raise ConfigError(f"--preset {preset} and {other}: the first asks for a comic script, the second for an answer of another form. Leave one out; --system takes instructions of your own.")
+
+
 def _panels(options: argparse.Namespace) -> int | None:
     """Panels of a comic script; None where the answer is something else. A comic preset asks for one, as in the nodes."""
-    if options.comic is None and options.schema is None and options.regex is None and options.preset in PRESETS:
-        return USUAL_PANELS
-    return options.comic
+    return USUAL_PANELS if options.comic is None and options.preset in PRESETS else options.comic
 
 
-def _preset(options: argparse.Namespace) -> str:
-    if options.preset is None and options.comic is not None and not options.system:
+def _preset(options: argparse.Namespace, system: str) -> str:
+    if options.preset is None and options.comic is not None and not system.strip():
         return COMIC_PRESET
     return options.preset or NO_PRESET
 
 
-def _prompt(options: argparse.Namespace, preset: str, panels: int | None, pictures: list) -> Prompt:
-    """The prompt that Build [[IMG]] Prompt and Generate make of the same choices."""
-    system = system_text(preset, _text(options.system), options.language, options.prompt_language)
-    prompt = Prompt(user=_text(options.prompt), system=system, images=pictures, form=form_of(preset))
-    return with_choices(prompt, panels or USUAL_PANELS, options.rounds, options.short)
+def _comic_options(options: argparse.Namespace, system: str) -> list[str]:
+    """The options for a comic script that were given; without those for which the system text itself has a place."""
+    given = {
+        "--short": options.short and "{{short|" not in system,
+        "--rounds": options.rounds is not None and "{{rounds}}" not in system,
+        "--prompt-language": options.prompt_language is not None,
+    }
+    return [name for name, is_given in given.items() if is_given]
 
 
 def _numbers(options: argparse.Namespace, script: bool) -> dict[str, float]:
@@ -160,8 +180,10 @@ def _read_text(path: Path) -> str:
 def _open_picture(path: Path):
     from PIL import Image, ImageOps
 
+    if path.is_dir():
+        raise ImageError(f"--image {path}: this is a folder. Give the file of a picture; --image may be repeated.")
     if not path.is_file():
-        raise ImageError(f"--image {path}: there is no such file.")
+        raise ImageError(f"--image {path}: {'this is no ordinary file' if path.exists() else 'there is no such file'}.")
     with open(path, "rb") as stream:
         try:
             return ImageOps.exif_transpose(Image.open(stream))  # a loaded copy, so that the file can be closed

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
 from pathlib import Path
+from typing import IO
 
+from ..errors import ScriptError
 from .console import fail, print_json, use_utf8
+
+MOST_BYTES = 256_000_000  # of an input; the parser reads the first 4 million characters
+_PIECE = 1 << 20
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -30,7 +37,6 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Returns 0, or 2 with one line on stderr for a file that cannot be read or a failed parse with `stop`."""
-    from ..errors import ScriptError
     from ..script.panels import apply_on_error
     from ..script.parse import parse_script
     from ..script.schema import MAX_PANELS, SCHEMA_VERSION, VERSION_KEY, ComicScript
@@ -42,6 +48,8 @@ def run(options: argparse.Namespace) -> int:
         text, remarks = _read(options.file)
     except OSError as error:
         return fail(f"{options.file}: {error.strerror or error}. Give a text file, or - for standard input.")
+    except ScriptError as error:
+        return fail(error)
     result = parse_script(text, expected_panels=options.panels)
     script = result.script or ComicScript()
     if options.on_error == "stop" and result.status == "failed":
@@ -67,12 +75,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _read(name: str) -> tuple[str, list[str]]:
-    """The text of a file or of standard input, as UTF-8 with or without a byte order mark. Raises OSError."""
-    if name == "-":
-        stream = getattr(sys.stdin, "buffer", None)
-        data = stream.read() if stream else sys.stdin.read().encode("utf-8", "surrogatepass")
+    """The text of a file or of standard input, as UTF-8 with or without a byte order mark. Raises OSError, and ScriptError
+    for an input without an end or for none at all."""
+    if name != "-":
+        with open(Path(name), "rb") as stream:
+            data = _whole(stream, name)
+    elif sys.stdin is None:
+        raise ScriptError("standard input is closed, as in services and in programs without a console. Give a text file.")
     else:
-        data = Path(name).read_bytes()
+        data = _whole(getattr(sys.stdin, "buffer", sys.stdin), "standard input")
     try:
         return data.decode("utf-8-sig"), []
     except UnicodeDecodeError as error:
@@ -80,3 +91,15 @@ def _read(name: str) -> tuple[str, list[str]]:
             return data.decode("utf-16", "replace"), ["info: the text is UTF-16"]
         text = data.decode("utf-8-sig", "replace")
         return text, [f"warning: byte {error.start} is not UTF-8; unreadable bytes are replaced by U+FFFD"]
+
+
+def _whole(stream: IO, name: str) -> bytearray:
+    """All of a stream, read in pieces, as a device or a pipe need not end."""
+    data = bytearray()
+    while piece := stream.read(_PIECE):
+        data += piece.encode("utf-8", "surrogatepass") if isinstance(piece, str) else piece
+        if len(data) > MOST_BYTES:
+            raise ScriptError(f"{name}: more than {MOST_BYTES / 1e6:g} MB, far more than any comic script has. Give the text of one answer.")
+    if piece is None:
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))  # a pipe that does not wait: its rest would be lost
+    return data

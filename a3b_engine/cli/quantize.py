@@ -72,7 +72,7 @@ class _Progress:
     def __call__(self, done: int, total: int) -> None:
         tenths = 10 * done // max(total, 1)
         now = time.monotonic()
-        if sys.stderr.isatty():
+        if sys.stderr is not None and sys.stderr.isatty():
             if now - self._at >= _SECONDS or done == total:
                 self._at, self._open = now, True
                 note(f"\rquantize: {done / 1e9:.1f} of {total / 1e9:.1f} GB", end="")

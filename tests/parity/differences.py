@@ -6,6 +6,7 @@ A suite takes part by importing the fixture and the hooks into its conftest. The
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 
 class Differences:
-    """Largest (or, for similarities, smallest) figure of each kind, and where it was seen."""
+    """Largest (or, for similarities, smallest) figure of each kind, and where it was seen. NaN is worse than any number."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict] = {}
@@ -31,7 +32,8 @@ class Differences:
     def _add(self, kind: str, new: dict) -> None:
         row = self.rows.setdefault(kind, {**new, "checks": 0})
         value, worst = new["value"], row["value"]
-        if (value < worst) if new["smallest"] else (value > worst):
+        further = value < worst if new["smallest"] else value > worst
+        if further or (math.isnan(value) and not math.isnan(worst)):
             row.update(value=value, where=new["where"])
         row["checks"] += new["checks"]
 

@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from a3b_engine.__main__ import main
 from a3b_engine.cli import console
 from a3b_engine.cli.console import READER_GONE, ReaderGone
 
@@ -72,15 +74,41 @@ def test_a_full_disk_is_one_line_and_exit_code_2():
     assert done.returncode == 2 and told.count("\n") == 1 and "No space left" in told
 
 
-@pytest.mark.parametrize("stream, speak", [("stdout", console.say), ("stderr", console.note)])
 @pytest.mark.parametrize("code, kind", [(errno.EPIPE, ReaderGone), (errno.EINVAL, ReaderGone), (errno.ENOSPC, OSError)])
-def test_what_a_failed_write_means(monkeypatch, stream, speak, code, kind):
+def test_what_a_failed_write_means(monkeypatch, code, kind):
     """Windows says EINVAL where the reader of a pipe has gone."""
-    monkeypatch.setattr(sys, stream, Broken(code))
+    monkeypatch.setattr(sys, "stdout", Broken(code))
     with pytest.raises(kind):
-        speak("a word")
+        console.say("a word")
+    monkeypatch.setattr(sys, "stderr", Broken(code))
+    console.note("progress that nobody can read is given up")
+    assert console.fail("a word") == console.BAD_INPUT
 
 
-def test_a_process_without_a_console_may_speak(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
+BENCH = ["--context", "8", "--prompt", "8", "--new", "2", "--repeat", "1", "--no-image", "--no-grammar", "--no-profile", "--device", "cpu"]
+
+
+def of_quantize(model, place):
+    return ["quantize", str(model), str(place / "new"), "--to", "int4", "--device", "cpu", "--json"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs the device /dev/full")
+def test_work_goes_on_where_progress_cannot_be_written(random_checkpoint, tmp_path):
+    command = [sys.executable, "-m", "a3b_engine", *of_quantize(random_checkpoint, tmp_path)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=full)
+    assert done.returncode == 0 and json.loads(done.stdout)
+
+
+def test_figures_are_measured_where_progress_cannot_be_written(monkeypatch, capsys, random_checkpoint):
+    monkeypatch.setattr(sys, "stderr", Broken(errno.ENOSPC))
+    assert main(["bench", "--model", str(random_checkpoint), *BENCH, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_process_without_a_console_may_work(monkeypatch, random_checkpoint, tmp_path, stream):
+    monkeypatch.setattr(sys, stream, None)
     console.say("a word")
+    console.note("a word")
+    assert main(of_quantize(random_checkpoint, tmp_path)) == 0 and (tmp_path / "new" / "config.json").is_file()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import random
 import shutil
 
@@ -59,6 +60,9 @@ def test_a_schema_file_may_begin_with_a_byte_order_mark(say, tmp_path):
         (["--context", "0"], "context"),
         (["--stop", ""], "stop"),
         (["--comic", "0"], "panels"),
+        (["--preset", "describe", "--comic"], "--preset describe and --comic"),
+        (["--preset", "manga", "--regex", "a"], "--preset manga and --regex"),
+        (["--preset", "children", "--schema", "schema.json"], "--preset children and --schema"),
     ],
 )
 def test_bad_values_are_one_line(say, options, words):
@@ -110,9 +114,41 @@ def test_a_script_that_was_cut_is_no_success(say):
     assert code == 0 and out.strip() == "ab"
 
 
-def test_a_missing_picture_is_named(say):
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        (["--short"], "--short"),
+        (["--rounds", -3], "--rounds"),
+        (["--rounds", 4], "--rounds"),
+        (["--preset", "describe", "--prompt-language", "English"], "--prompt-language"),
+        (["--regex", "ab", "--short", "--rounds", 2, "--prompt-language", "German"], "--short, --rounds, --prompt-language"),
+    ],
+)
+def test_options_of_a_comic_are_remarked_on_without_one(say, options, named):
+    code, out, err = say("--prompt", "x", "--json", *options)
+    assert code == 0 and json.loads(out) and err.count("\n") == 1 and f" {named}: no effect" in err
+
+
+@pytest.mark.parametrize("options", [[], ["--system", "{{rounds}} rows. {{short|Be brief.}}", "--rounds", 2, "--short"], ["--language", "German"]])
+def test_options_that_have_an_effect_are_not_remarked_on(say, options):
+    assert say("--prompt", "x", "--json", *options)[::2] == (0, "")
+
+
+@pytest.mark.parametrize("options", [["--comic", 2], ["--preset", "manga"]])
+def test_a_comic_takes_its_options_without_a_remark(say, options):
+    code, _, err = say("--prompt", "x", "--json", "--short", "--rounds", 2, "--prompt-language", "German", *options)
+    assert code == 1 and not err
+
+
+def test_what_is_no_picture_is_named(say, tmp_path):
     code, out, err = say("--prompt", "Tell me", "--image", "none.png")
     assert code == 2 and "none.png: there is no such file" in err
+    code, out, err = say("--prompt", "Tell me", "--image", tmp_path)
+    assert code == 2 and f"{tmp_path}: this is a folder" in err and err.count("\n") == 1
+    if os.name == "nt":
+        return  # its devices have no path
+    code, out, err = say("--prompt", "Tell me", "--image", os.devnull)
+    assert code == 2 and f"{os.devnull}: this is no ordinary file" in err
 
 
 @pytest.mark.parametrize("expert_format", EXPERT_FORMATS)

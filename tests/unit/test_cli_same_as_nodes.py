@@ -66,7 +66,9 @@ SAME = {
     "two languages": (
         ["--comic", "--language", "French", "--prompt-language", "German"], {"preset": "western", "language": "French", "prompt_language": "German"}, {},
     ),
-    "a schema of one's own": (["--preset", "manga", "--regex", "[a-z]+"], {"preset": "manga"}, {"format": "regex", "regex": "[a-z]+"}),
+    "blank text": (["--comic", "--system", " \n"], {"preset": "western", "system": " \n"}, {}),
+    "a form of one's own": (["--system", "Be brief.", "--regex", "[a-z]+"], {"system": "Be brief."}, {"format": "regex", "regex": "[a-z]+"}),
+    "a job with a form": (["--preset", "tags", "--regex", "[a-z]+"], {"preset": "tags"}, {"format": "regex", "regex": "[a-z]+"}),
     "a job": (["--preset", "translate", "--language", "Spanish"], {"preset": "translate", "language": "Spanish"}, {}),
     "a language alone": (["--language", "Korean"], {"language": "Korean"}, {}),
 }  # fmt: skip
@@ -88,6 +90,12 @@ def test_numbers_that_are_given_win(by_command):
     assert (asked.temperature, asked.top_k, asked.min_p, asked.max_new_tokens) == (0.0, 7, 0.05, 99)
     asked = by_command().sampling
     assert (asked.temperature, asked.top_p, asked.top_k, asked.min_p, asked.max_new_tokens) == (0.7, 0.8, 20, 0.0, 1024)
+
+
+def test_a_file_without_text_is_no_system_text(by_command, tmp_path):
+    (tmp_path / "empty.txt").write_text("\ufeff\n", encoding="utf-8")
+    asked = by_command("--comic", "--system", f"@{tmp_path / 'empty.txt'}").prompt
+    assert asked.system and asked.system == by_command("--comic").prompt.system
 
 
 @pytest.mark.parametrize("options", [["--preset", "noir"], ["--comic", "--language", "Klingon"], ["--comic", "four"]])

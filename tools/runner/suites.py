@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import time
 import xml.etree.ElementTree as xml
@@ -20,14 +21,19 @@ RESULTS = WORK / "results"
 TEST_LIMIT = 600  # seconds for one test before it counts as hung
 SUITE_LIMIT = 3000
 NO_TESTS_COLLECTED = 5
+NOTHING_SELECTED = "No test ran: nothing matches the selection."
 SHARED_OUT = {"unit", "parity"}  # among processes; fuzz starts its own, and a ComfyUI or a card is one for all tests
 MOST_WORKERS = 4  # each holds PyTorch and models of its own, up to two gigabytes
-AT_THE_TERMINAL = {"-s", "--capture=no", "--pdb", "--trace"}  # pytest options that need the test in pytest's own process
+LISTING = {"--collect-only", "--collectonly", "--co"}  # pytest options with which no test runs
+# pytest options that need the test in pytest's own process, or forbid the plugin that starts others
+ALONE = LISTING | {"--capture=no", "--pdb", "--trace", "-pno:xdist"}
+ALONE_PAIRS = {("-p", "no:xdist"), ("--capture", "no")}
+NO_CAPTURE = re.compile("-[dfhlqvxV]*s")  # also among other flags, as -xs; in -rs and -ks it is the value of an option
 
 
 @dataclass
 class Outcome:
-    """Counts of one suite, and what went wrong outside its tests ('' for nothing)."""
+    """Counts of one suite, what went wrong outside its tests ('' for nothing), and whether the selection left it none."""
 
     suite: str
     passed: int = 0
@@ -35,6 +41,7 @@ class Outcome:
     skipped: int = 0
     seconds: float = 0
     problem: str = ""
+    empty: bool = False
 
 
 def run_tests(suites: list[str], pytest_options: list[str], verbose: bool = False) -> int:
@@ -54,15 +61,22 @@ def run_tests(suites: list[str], pytest_options: list[str], verbose: bool = Fals
     if "browser" in chosen:
         ensure_browser(verbose)
     outcomes = [run_suite(name, python, pytest_options) for name in chosen]
+    if LISTING & set(pytest_options):
+        return report_listing(outcomes)
     return report(outcomes)
 
 
 def workers(name: str, pytest_options: list[str]) -> int:
     """Processes that share out the tests of a suite: one a core, at most MOST_WORKERS; 0 for none beside pytest itself."""
-    if name not in SHARED_OUT or AT_THE_TERMINAL & set(pytest_options):
+    if name not in SHARED_OUT or needs_one_process(pytest_options):
         return 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MOST_WORKERS) if cores > 1 else 0
+
+
+def needs_one_process(pytest_options: list[str]) -> bool:
+    pairs = zip(pytest_options, pytest_options[1:])
+    return bool(ALONE & set(pytest_options) or ALONE_PAIRS & set(pairs)) or any(map(NO_CAPTURE.match, pytest_options))
 
 
 def run_suite(name: str, python: Path, pytest_options: list[str]) -> Outcome:
@@ -105,6 +119,7 @@ def run_suite(name: str, python: Path, pytest_options: list[str]) -> Outcome:
     outcome.seconds = time.monotonic() - begin
     if figures.is_file():
         count(xml.parse(figures).getroot(), outcome)
+    outcome.empty = code == NO_TESTS_COLLECTED
     if code not in (0, NO_TESTS_COLLECTED, None) and not outcome.failed:
         outcome.problem = f"pytest ended with exit code {code}"
     return outcome
@@ -134,9 +149,20 @@ def report(outcomes: list[Outcome]) -> int:
     )
     failed += sum(bool(entry.problem) for entry in outcomes)
     if not passed and not failed:
-        say("No test ran: nothing matches the selection.")
+        say(NOTHING_SELECTED)
     say(f"{passed} passed, {failed} failed" + (f", {skipped} skipped" if skipped else ""))
     return FAILURE if failed or not passed else 0
+
+
+def report_listing(outcomes: list[Outcome]) -> int:
+    """After a list of tests there is nothing to count; only what went wrong is told."""
+    if all(entry.empty for entry in outcomes):
+        say(NOTHING_SELECTED)
+        return FAILURE
+    wrong = [entry for entry in outcomes if entry.problem or entry.failed]
+    for entry in wrong:
+        say(f"{entry.suite}: {entry.problem or 'some files cannot be read'}")
+    return FAILURE if wrong else 0
 
 
 def in_ci() -> bool:
