@@ -1,6 +1,6 @@
 """The kernels that read weights, run by Triton's interpreter on the CPU against float64.
 
-Not collected by itself: test_kernels_weights.py runs it in a process of its own with TRITON_INTERPRET=1, because the
+Not collected by itself: test_kernels_weights.py runs it, with interpreted_matrix_units.py, in a process of its own with TRITON_INTERPRET=1, because the
 variable must be set before Triton is imported and would change every other kernel of the process.
 Limits are relative errors |y - reference| / |reference|; float32 sums of a few hundred terms stay below 1e-6.
 """
@@ -10,16 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from a3b_engine.checkpoint.scaled import ScaledWeight
 from a3b_engine.kernels import fp8_gemv, moe_decode
 from a3b_engine.kernels.configs import TileConfig
 from a3b_engine.kernels.dense_gemv import DenseGemv
 from a3b_engine.kernels.expert_table import random_experts
-from a3b_engine.kernels.fp8_gemv import Fp8Gemv, fits_matrix_units, random_fp8, row_tiles
-from a3b_engine.kernels.matrix_units import power_of_two_for
+from a3b_engine.kernels.fp8_gemv import Fp8Gemv, random_fp8
 from a3b_engine.kernels.moe_decode import ExpertsPlan
 from a3b_engine.kernels.router import RouterPlan
 from a3b_engine.kernels.support import UnsupportedByKernel, relative_error, target, usable
@@ -372,52 +369,3 @@ class TestExperts:
             self.plan(replace(weights, shared_up=dense.shared_up))
         with pytest.raises(UnsupportedByKernel, match="multiple of 16"):
             self.plan(random_experts(5, 33, 33, 33, CPU))
-
-
-@triton.jit
-def powers_kernel(largest, up, down, N: tl.constexpr):
-    index = tl.arange(0, N)
-    high, low = power_of_two_for(tl.load(largest + index))
-    tl.store(up + index, high)
-    tl.store(down + index, low)
-
-
-def test_vectors_are_scaled_into_float16():
-    """The factor of the matrix units' vector: its largest value comes to 2**13 and more, below 2**14, and the pieces of it
-    and of values a million times smaller add up to what they were."""
-    largest = torch.tensor([1.0, 1.5, 3e-30, 0.02, 65504.0, 7e4, 1e20, 3e38])
-    up, down = torch.empty(8), torch.empty(8)
-    powers_kernel[(1,)](largest, up, down, 8)
-    scaled = largest * up
-    assert (scaled >= 2**13).all() and (scaled < 2**14).all()
-    assert torch.equal(up * down, torch.ones(8))
-    values = torch.cat((scaled, scaled * 1.2345e-6))
-    high = values.half().float()
-    middle = (values - high).half().float()
-    low = (values - high - middle).half().float()
-    assert ((high.double() + middle.double() + low.double() - values.double()).abs() <= 2**-24).all()
-
-
-def test_zero_and_infinite_vectors_are_scaled_by_finite_factors():
-    up, down = torch.empty(2), torch.empty(2)
-    powers_kernel[(1,)](torch.tensor([0.0, torch.inf]), up, down, 2)
-    assert up.isfinite().all() and down.isfinite().all() and (up > 0).all() and (down > 0).all()
-
-
-def test_the_interpreter_has_no_matrix_units():
-    weight = random_fp8((48, 2048), (128, 128), CPU)
-    assert not fits_matrix_units([weight], NATIVE)
-    card = replace(NATIVE, interpreted=False, multiprocessors=132)
-    assert fits_matrix_units([weight], card)
-    assert not fits_matrix_units([weight], replace(card, fp8_native=False))
-    for other in (random_fp8((40, 2048), (128, 128), CPU), random_fp8((48, 1536), (128, 128), CPU),
-                  random_fp8((48, 2048), (64, 64), CPU), random_fp8((48, 2048), (128, 128), CPU, E5M2)):  # fmt: skip
-        assert not fits_matrix_units([weight, other], card)
-
-
-@pytest.mark.parametrize(
-    "sizes, warps, tiles", [((8192, 4096), 4, 2), ((8192, 512, 512), 4, 2), ((2048,), 8, 1), ((16384, 8192), 4, 1), ((9200,), 4, 1)]
-)
-def test_two_tiles_a_program_where_they_save_a_round(sizes, warps, tiles):
-    options = row_tiles(sizes, warps, replace(NATIVE, multiprocessors=132))
-    assert options["TILES"] == tiles and options["num_warps"] == options["WARPS"] == warps

@@ -35,8 +35,8 @@ def process(*arguments, seconds=300, **environment):
 
 @needs_triton
 def test_numbers_under_the_interpreter():
-    suite = HERE / "interpreted_weight_kernels.py"
-    done = process("-m", "pytest", "-c", HERE.parent / "pytest.ini", suite, "-q", "-x", TRITON_INTERPRET="1")
+    files = [HERE / "interpreted_weight_kernels.py", HERE / "interpreted_matrix_units.py"]
+    done = process("-m", "pytest", "-c", HERE.parent / "pytest.ini", *files, "-q", "-x", TRITON_INTERPRET="1")
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout and "skipped" not in done.stdout
 
