@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,10 +13,9 @@ pytestmark = pytest.mark.skipif(
 
 from a3b_engine import Engine, Prompt, SamplingParams  # noqa: E402
 from a3b_engine.bench.cap import MemoryCap  # noqa: E402
-from a3b_engine.bench.made_up import made_up_parts  # noqa: E402
-from a3b_engine.bench.shape import ModelShape  # noqa: E402
 from a3b_engine.errors import MemoryBudgetError  # noqa: E402
 from a3b_engine.memory import homes  # noqa: E402
+from small_model import held, picture, small_parts  # noqa: E402
 
 CUDA = torch.device("cuda", 0)
 GB = 10**9
@@ -27,8 +25,7 @@ PROMPT = Prompt(system="You draw comics. " * 10, user="A fox finds a lamp. " * 1
 
 @pytest.fixture(scope="module")
 def parts():
-    """Four layers at the published width: 5.5 GB, half of it experts."""
-    return made_up_parts(ModelShape(layers=4, vision_depth=2))
+    return small_parts()
 
 
 @pytest.fixture(scope="module")
@@ -39,16 +36,6 @@ def expected(parts):
     image = engine.encode_image(picture())[0].features
     engine.close()
     return text, image
-
-
-def picture():
-    return np.random.default_rng(1).integers(0, 256, (384, 384, 3), dtype=np.uint8)
-
-
-def held():
-    """Bytes that tensors asked for. `memory_allocated` counts blocks, which may be up to 1 MiB larger than what was asked for."""
-    torch.cuda.synchronize()
-    return torch.cuda.memory_stats(CUDA)["requested_bytes.all.current"]
 
 
 def engine_with(parts, gb=None, **options):
@@ -116,7 +103,7 @@ def test_fifty_rounds_beside_another_user_of_the_card(parts, expected, monkeypat
         if number % 5 == 0:
             assert engine.generate(PROMPT, GREEDY).text == expected[0]
             engine.release_caches()
-            levels.add(held())
+            levels.add(held(CUDA))
             pinned.add(engine.memory()["host_pinned"])
     assert len(levels) == len(pinned) == 1, (levels, pinned)
     engine.close()
@@ -134,14 +121,14 @@ def test_unloading_frees_everything_at_once(parts, park):
     engine.generate(PROMPT, GREEDY)
     engine.unload_weights()
     gc.collect()
-    start = held()
+    start = held(CUDA)
     gc.disable()
     try:
         for _ in range(2):
             engine.load_weights()
             engine.generate(PROMPT, GREEDY)
             engine.unload_weights()
-            assert held() == start
+            assert held(CUDA) == start
     finally:
         gc.enable()
     assert (engine.memory()["host_pinned"] > 0) == park

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 import torch
 
@@ -13,8 +12,7 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.device_count() < 2, reason="needs two CUDA GPUs: torch.cuda.device_count() is below 2 here")
 
 from a3b_engine import Engine, Prompt, SamplingParams  # noqa: E402
-from a3b_engine.bench.made_up import made_up_parts  # noqa: E402
-from a3b_engine.bench.shape import ModelShape  # noqa: E402
+from small_model import held, picture, small_parts  # noqa: E402
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)
 GB = 10**9
@@ -25,7 +23,7 @@ PROMPT = Prompt(system="You draw comics. " * 10, user="A fox finds a lamp. " * 1
 
 @pytest.fixture(scope="module")
 def parts():
-    return made_up_parts(ModelShape(layers=4, vision_depth=2))
+    return small_parts()
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +45,6 @@ def met(parts):
         engine.generate(PROMPT, GREEDY)
     engine.close()
     assert held(SECOND) <= 68 * 1024**2
-
-
-def held(device: torch.device) -> int:
-    torch.cuda.synchronize(device)
-    return torch.cuda.memory_stats(device)["requested_bytes.all.current"]
-
-
-def picture():
-    return np.random.default_rng(1).integers(0, 256, (384, 384, 3), dtype=np.uint8)
 
 
 @pytest.mark.parametrize("part", [False, True])
